@@ -768,22 +768,27 @@ kernel.ptx, kernel.cubin, str(kernel.resources)
 assert not [m for m in sys.modules if m.partition(".")[0] == "cutlass"]
 maps = open("/proc/self/maps").read()
 assert "_cutlass_ir" not in maps and "libcute_dsl_runtime" in maps
-print(htile.cache_info().hits, htile.cache_info().compiled, took / of_torch)
+print(htile.cache_info().hits, htile.cache_info().compiled, took, of_torch)
 """
 
 
 def test_a_warm_process_imports_no_cute_dsl(folder, tmp_path):
-    """Its cost is in units of the CPU time of `import torch`, which a slow machine has too."""
+    """Its cost is in units of the CPU time of `import torch`, which a slow machine has too.
+
+    Both times are the least of several processes, because whatever else the machine does makes
+    each of them longer. The first process also writes the bytecode.
+    """
     kernel = softmax.compile(X)
     assert isinstance(kernel, htile.run.kernel.Kernel) and kernel.arch == "sm_90a"
     assert cache.path_of(kernel.source, "softmax", "sm_90a").exists()
-    took = []
-    for _ in range(3):
-        hits, compiled, part = python(WARM, str(tmp_path / "bytecode")).split()
+    took, of_torch = [], []
+    for _ in range(6):
+        hits, compiled, *seconds = python(WARM, str(tmp_path / "bytecode")).split()
         assert (hits, compiled) == ("1", "0")
-        took.append(float(part))
-    # It is 0.07. The import of CuTe-DSL alone takes 0.3.
-    assert min(took) < 0.12, "import htile and all of a first call but the launch"
+        took.append(float(seconds[0]))
+        of_torch.append(float(seconds[1]))
+    # It is 0.09 on a machine with two cores. The import of CuTe-DSL alone takes 0.3.
+    assert min(took) < 0.12 * min(of_torch), "import htile and all of a first call but the launch"
 
 
 def test_a_warm_process_says_the_same_of_a_kernel(folder):

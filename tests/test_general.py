@@ -233,7 +233,7 @@ def measured(functions, constants):
 
 
 FITTED = ("rmsnorm_backward", "l2_backward", "over_range", "collision_threshold")
-TRUE = replace(cost.CONSTANTS, memory=1500.0, block=300.0, cluster=2500.0, moved=1.7)
+TRUE = cost.CONSTANTS._replace(memory=1500.0, block=300.0, cluster=2500.0, moved=1.7)
 
 
 def test_the_fit_finds_the_constants_that_times_were_made_with(monkeypatch):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
+from typing import NamedTuple
 
 from .cubin import Resources
 
@@ -69,8 +70,7 @@ class LoadError(Exception):
     """The kernel can not be loaded without `cutlass`; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(NamedTuple):
     """The build of CuTe-DSL for one CUDA version, such as `cu13`, and its runtime library."""
 
     name: str

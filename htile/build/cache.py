@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import ArgumentError
 from .artifact import Artifact, as_compiled, variant
@@ -89,8 +90,7 @@ class CacheInfo:
     tuned: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One file of the cache.
 
     used: when it was last used, in seconds since the epoch.
@@ -383,7 +383,7 @@ def entries() -> list[Entry]:
             artifact = None
         if artifact is not None:
             about = (ast.get_docstring(ast.parse(artifact.source)) or "").partition(": ")[2]
-            entry = replace(entry, function=artifact.function, arch=artifact.arch, about=about)
+            entry = entry._replace(function=artifact.function, arch=artifact.arch, about=about)
         found.append(entry)
     return found
 

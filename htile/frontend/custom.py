@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch.utils import _pytree as pytree
@@ -85,8 +85,7 @@ class CustomBackward:
         raise kind(message, returned_at(self.fn)) from None
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A result of a function, and what the backward pass takes of it.
 
     name: that of the result there. gradient: that of its gradient; None if it is not taken.

@@ -67,7 +67,7 @@ def in_bucket(signature: Signature, call: Call) -> Call:
     vector = vector_of(call.specs)
     specs = tuple(_at_capacity(spec, capacity) for spec in call.specs)
     multiple = 1 if n % vector else vector
-    return replace(call, specs=specs, n=capacity, multiple=multiple, length=n)
+    return call._replace(specs=specs, n=capacity, multiple=multiple, length=n)
 
 
 def vector_of(specs: tuple[Spec, ...]) -> int:

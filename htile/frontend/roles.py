@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -46,8 +47,7 @@ class Spec:
         object.__setattr__(self, "guard", freeze(self.value))
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of one call: a `Spec` for each parameter, N, and the rows' leading shape.
 
     n: the largest last dimension of the rows; without rows, of what they share.

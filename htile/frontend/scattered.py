@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -26,8 +27,7 @@ class Padding:
     index: int
 
 
-@dataclass(frozen=True)
-class Scattered:
+class Scattered(NamedTuple):
     """Two outputs of a joint graph that are the gradient of a table together, or a part of it.
 
     table: the parameter. rows, at: the names of the outputs: what is added, (*lead, K, *inner) in

@@ -7,8 +7,8 @@ are the steps around it, and `products` has all three for functions with matrix 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from ..errors import LoweringError, UnsupportedError
 from ..frontend.dtypes import FLOAT8_BY_INSTRUCTION
@@ -26,8 +26,7 @@ __all__ = ["Lowered", "choose", "emit", "enumerate_plans", "plans_for", "printed
 MAX_N = 2**30
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(NamedTuple):
     """A kernel before it is compiled; `function` is the name of its host function in `source`."""
 
     traced: Graph

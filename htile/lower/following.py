@@ -18,7 +18,7 @@ calculation for softmax (2018), section 3.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..compute.moves import Move
 from ..frontend.graph import Graph, Node
@@ -28,8 +28,7 @@ from .patterns import subtracted
 LEAST = -104.0  # the exponent of an exponential that is not 0 in float32
 
 
-@dataclass(frozen=True, slots=True)
-class Following:
+class Following(NamedTuple):
     """Some maxima, and the sums that follow them.
 
     maxima: the nodes of the maxima.
@@ -42,8 +41,7 @@ class Following:
     moves: tuple[Move, ...]
 
 
-@dataclass(frozen=True)
-class _Term:
+class _Term(NamedTuple):
     """factor * (the exponentials of `powers`) * (the exponents with `slopes`, and elements).
 
     powers: the maxima of these exponentials, in order. One may be there more than once.
@@ -153,7 +151,7 @@ class _Terms:
         powers, cut = tuple(sorted(one.powers + other.powers)), one.cut | other.cut
         for weight, rest in ((one, other), (other, one)):
             if weight.is_plain and not (weight.powers and rest.powers and rest.slopes):
-                return replace(_scaled(rest, weight.factor), powers=powers, cut=cut)
+                return _scaled(rest, weight.factor)._replace(powers=powers, cut=cut)
         return None if one.slopes or other.slopes else _Term(powers, cut=cut)
 
     def _is_cut(self, node: Node) -> bool:
@@ -172,7 +170,7 @@ def _scaled(term: _Term | None, number: float) -> _Term | None:
     if term is None:
         return None
     slopes = tuple((id, slope * number) for id, slope in term.slopes)
-    return replace(term, slopes=slopes, factor=term.factor * number)
+    return term._replace(slopes=slopes, factor=term.factor * number)
 
 
 def _added(one: _Term | None, other: _Term | None) -> _Term | None:

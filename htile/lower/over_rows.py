@@ -10,7 +10,7 @@ sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -43,8 +43,7 @@ PARTS_OF_SM = 4  # parts of a multiprocessor, each of which has warps and regist
 EXCHANGE_BYTES = 2048  # of shared memory, for what else a CTA keeps there
 
 
-@dataclass(frozen=True, slots=True)
-class PartsOf:
+class PartsOf(NamedTuple):
     """Where the parts of a result lie in the workspace.
 
     dtype: of an element. columns: of a part, padding included; 1 for a number of each row.

@@ -6,7 +6,7 @@ shorter device function is exact enough: those of `htile.compute.near`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -74,8 +74,7 @@ def _keeps_error(graph: Graph, reader: Node, node: Node, signs: dict[int, Sign])
     return reader.op in KEEPING
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(NamedTuple):
     """Whether no element is negative, and whether none is positive. Of zeros both are true."""
 
     not_negative: bool

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from ..frontend.graph import Graph
 from ..frontend.ops import COLLECTIVES, SCANS, TURNED, Op
@@ -24,8 +25,7 @@ from .patterns import strip, subtracted
 from .ranks import Chain, least_zero_bits
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """One way to reduce or scan a row.
 
     combine: what joins two partial results, as the emitted text names it.
@@ -74,7 +74,7 @@ SCANNED: Mapping[Op, Reduction] = {
     Op.LOGCUMSUMEXP: Reduction("logcumsumexp", "LOGADD", -inf, slots=0),
 }
 SCANNED |= {
-    TURNED[op]: replace(each, name=TURNED[op].value, from_end=True)
+    TURNED[op]: each._replace(name=TURNED[op].value, from_end=True)
     for op, each in SCANNED.items()
     if op in TURNED
 }

@@ -9,8 +9,8 @@ needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ from .reductions import KTHVALUE, Part, Reduce
 from .steps import Compute, Home
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """What a thread does between two exchanges.
 
     computes: what is computed, by id.

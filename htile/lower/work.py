@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -300,7 +299,7 @@ class Work:
                 references = dict.fromkeys(id for part in parts for id in part.references)
                 then += (*self._needed(references, kept), following)
             kept |= results
-            sweeps.append(replace(loop, then=then))
+            sweeps.append(loop._replace(then=then))
         if left:
             sweeps.append(self._loop(kept, (), left))
         values = tuple(output for output in graph.outputs if not output.is_row)

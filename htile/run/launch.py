@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -153,8 +154,7 @@ class Request:
         return printed(self.specialization.traced, plan)
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One way to call: the kernel, and how to make its arguments from the caller's values.
 
     kernel: None where there are no rows.

@@ -17,7 +17,6 @@ a second times the seconds that each is under way.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -48,8 +47,7 @@ COMPUTING = 0.75  # the share of the memory's time from which on the issue of in
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """What a GPU can do.
 
     multiprocessors: how many it has.
@@ -70,8 +68,7 @@ class Rates:
 H200 = Rates(132, 1.755, 4300.0, 5500.0, 50 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
+class Constants(NamedTuple):
     """What is fitted. Times are in nanoseconds, instructions are of a thread.
 
     launch: from the launch to the first thread block, and from the last one to the end.
@@ -364,8 +361,7 @@ def _resident(plan: Plan) -> tuple[int, float]:
     return max(1, fit), max(0.0, needed - most)
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """The expected time of a kernel in nanoseconds, and the parts that overlap in it.
 
     memory, cache, issue, special, accesses, blocks, waits: the time of each bound alone; see the

@@ -6,8 +6,8 @@ the one that is the closest to this table. It was measured on an H200, on rows t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log2
+from typing import NamedTuple
 
 from ...build.arch import Arch
 from ...frontend.dynamic import ACCESS_BYTES
@@ -26,8 +26,7 @@ def closest_first(plans: list[Plan]) -> list[Plan]:
     return sorted(plans, key=lambda plan: _distance(plan, preference))
 
 
-@dataclass(frozen=True)
-class Preference:
+class Preference(NamedTuple):
     """What the default plan is closest to; `Numerics` and `Placement` say more.
 
     threads: how many threads work on a share of a row. It is the most if `clustered` is False.

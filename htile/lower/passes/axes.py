@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from ...frontend.graph import Node
 
 
-@dataclass(frozen=True, order=True)
-class Axis:
+class Axis(NamedTuple):
     """A block of an axis whose elements are columns.
 
     key: what has the axis: "out" or "reduced", the node's or output's number, and which axis it is.
@@ -31,8 +31,7 @@ class Axis:
         return self.key[0] == "index"
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(NamedTuple):
     """Which elements of an axis are wanted: start + the sum of each axis times its step."""
 
     start: int

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ from .bundles import may_lie_beyond
 ONCE = {Op.SUM: 0, Op.PROD: 1}
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A node of the placed graph, before the columns are known.
 
     axes: those that it varies over. view: of a leaf, what is wanted of its tensor.

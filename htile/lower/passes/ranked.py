@@ -9,7 +9,7 @@ is a choice among them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op
@@ -26,8 +26,7 @@ def choose_by_rank(graph: Graph) -> Graph:
     return rewrite(rewrite(graph, _Rule(graph, found)))  # then without what nobody reads any more
 
 
-@dataclass(frozen=True)
-class _Ranks:
+class _Ranks(NamedTuple):
     """Some ranks of the elements of a piece of a row, of which each has one at most.
 
     keys: the node of the piece's keys. chain: the first link of the chain. links: the ranks.
@@ -41,7 +40,7 @@ class _Ranks:
         """These ranks and others of the same elements; None where an element may have two."""
         if (self.keys, self.chain) != (other.keys, other.chain) or self.links & other.links:
             return None
-        return replace(self, links=self.links | other.links)
+        return self._replace(links=self.links | other.links)
 
 
 class _Rule:

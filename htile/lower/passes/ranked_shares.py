@@ -13,7 +13,7 @@ columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op, Value, Varies
@@ -28,8 +28,7 @@ LONGEST_OF_WARP, LONGEST_OF_BLOCK = 256, 8192
 Steps = tuple[tuple[Op, int | None], ...]  # operations, each with the id of a value of the row
 
 
-@dataclass(frozen=True)
-class _Ranked:
+class _Ranked(NamedTuple):
     """A chain of ranks of shares, the elements, and what makes a share of an element."""
 
     chain: Chain

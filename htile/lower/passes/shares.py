@@ -12,8 +12,8 @@ The largest share is 1 / s, and is where the largest exponential is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 import torch
 
@@ -96,8 +96,7 @@ def _has_other_logarithm(graph: Graph, share: Node, logarithm: Node) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Term:
+class _Term(NamedTuple):
     """What a share is multiplied by: an element, or the logarithm of a softmax's total."""
 
     id: int
@@ -180,8 +179,7 @@ def _is_row(graph: Graph, node: Node) -> bool:
     return value.spread and value.inner == (graph.n,) and value.dtype is torch.float32
 
 
-@dataclass(frozen=True)
-class _Share:
+class _Share(NamedTuple):
     """exp(e) / s, or exp(e - log(s)), by the ids of its nodes."""
 
     id: int
@@ -273,7 +271,7 @@ def _chosen(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
     if condition.op is Op.LT:
         return terms
     is_guard = condition.op is Op.EQ and value.arg == 0.0
-    return [replace(term, is_zero=True) for term in terms] if is_guard else None
+    return [term._replace(is_zero=True) for term in terms] if is_guard else None
 
 
 def _factors(graph: Graph, node: Node, share: _Share) -> list[_Term] | None:
@@ -317,7 +315,7 @@ def _is_cut_exponent(graph: Graph, node: Node) -> bool:
 
 
 def _times(number: float, terms: list[_Term] | None) -> list[_Term] | None:
-    return terms and [replace(term, times=number * term.times) for term in terms]
+    return terms and [term._replace(times=number * term.times) for term in terms]
 
 
 def _largest(new: Builder, graph: Graph, node: Node, share: _Share, ids: dict[int, int]) -> int:
