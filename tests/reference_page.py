@@ -305,9 +305,8 @@ def _results(function: Callable) -> Iterator[str]:
             yield REFUSED
             continue
         first = result[0] if isinstance(result, tuple) else result
-        is_computed = isinstance(first, Tensor)
-        dtype = first._value.dtype if is_computed else getattr(first, "dtype", None)
-        yield dtype_name(dtype) if dtype else type(first).__name__
+        is_tensor = isinstance(first, torch.Tensor)
+        yield dtype_name(compute_dtype(first.dtype)) if is_tensor else type(first).__name__
 
 
 def _sample(function: Callable, dtype: torch.dtype, is_row: bool) -> tuple[list, dict]:
