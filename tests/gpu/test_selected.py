@@ -1,14 +1,13 @@
 """The elements that a mask chooses, on a GPU: values and gradients are those of each row."""
 
 import pytest
-import torch
 
 import htile
 from htile.build.compile import build
 from htile.testing import assert_close, in_bounds
-from tests.frontend.test_selected import FUNCTIONS, by_row, leaves, rows
+from tests.frontend.test_selected import DIFFERENTIABLE, FUNCTIONS, by_row, gradients, leaves, rows
 
-from .matrix import BF16, F32, job, run, seed, short
+from .matrix import BF16, F32, job, run, short
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +17,6 @@ DIFFERENTIATED = (100, 4097, 8192)
 VALUES = [(name, dtype) for name in FUNCTIONS for dtype in (BF16, F32)
           if (name, dtype) != ("of_integers", F32)]  # fmt: skip
 DRAWS = 4  # of weights
-WITHOUT_GRADIENT = ("counts", "truths", "of_integers")
 
 
 def given(name, n, dtype, device, trains=False):
@@ -29,8 +27,8 @@ def jobs(arch):
     for name, dtype in VALUES:
         for n in LENGTHS:
             yield job(htile.rowwise(FUNCTIONS[name]), given(name, n, dtype, "meta"), arch)
-    for name in FUNCTIONS:
-        for n in DIFFERENTIATED if name not in WITHOUT_GRADIENT else ():
+    for name in DIFFERENTIABLE:
+        for n in DIFFERENTIATED:
             args = given(name, n, F32, "meta", trains=True)
             kernel = htile.rowwise(FUNCTIONS[name]).inspect(*args, arch=arch).backward
             yield build, (kernel.source, kernel.lowered.function, kernel.arch)
@@ -43,27 +41,18 @@ def test_values(name, dtype, n, device):
     assert_close(f, run(f, *args), *args)
 
 
-def gradients(function, args, draw):
-    """Of a sum of the results, each with random weights."""
-    found = [each for each in function(args) if each.requires_grad]
-    seed("weights", draw)
-    weights = [torch.randn(each.shape).to(each) for each in found]
-    total = sum((each * w).sum() for each, w in zip(found, weights, strict=True))
-    return torch.autograd.grad(total, args, allow_unused=True, materialize_grads=True)
-
-
 @pytest.mark.parametrize("n", DIFFERENTIATED)
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in WITHOUT_GRADIENT])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients(name, n, device):
     """Errors are at most twice those of torch in float32, which several draws of weights tell."""
     f, args = htile.rowwise(FUNCTIONS[name]), given(name, n, F32, device, trains=True)
     exact = [row.detach().double().requires_grad_() for row in args]
     errors = [0.0] * len(args)
     for draw in range(DRAWS):
-        expected = gradients(lambda rows: by_row(FUNCTIONS[name], rows), exact, draw)
-        theirs = gradients(lambda rows: by_row(FUNCTIONS[name], rows), args, draw)
+        expected = gradients(by_row(FUNCTIONS[name], exact), exact, draw)
+        theirs = gradients(by_row(FUNCTIONS[name], args), args, draw)
         pairs = zip(errors, theirs, expected, strict=True)
         errors = [max(e, (t.double() - x).abs().max().item()) for e, t, x in pairs]
-    found = gradients(lambda rows: leaves(f(*rows)), args, DRAWS - 1)
+    found = gradients(leaves(f(*args)), args, DRAWS - 1)
     for one, true, error in zip(found, expected, errors, strict=True):
         assert in_bounds(one, true, error).max() <= 1
