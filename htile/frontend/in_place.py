@@ -28,7 +28,7 @@ from .indices import each_of_lists
 from .joins import cat, stack
 from .ops import Op, Value, Varies, broadcast_shapes
 from .parts import MOST_PARTS, check_slice, part, too_many
-from .promotion import BOOL, FLOAT, filled, into, operand
+from .promotion import BOOL, FLOAT, filled, into, operand, put_into
 from .selected import Selected, with_selected
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .slopes import Slope
@@ -292,10 +292,7 @@ def _with_elements_at(x: Tensor, places: list[int | Tensor], values: list) -> Te
         if broadcast_shapes(tuple(each._sizes), shape) != shape:
             fail(ShapeError, f"x[y] = value of shape {tuple(each._sizes)}: at an index x has the "
                  f"shape {shape}")  # fmt: skip
-        if not torch.can_cast(each._value.dtype, x._value.dtype):
-            fail(DtypeError, f"x[y] = value cannot put {each._value.dtype} into "
-                 f"{x._value.dtype}: convert the value, or x before")  # fmt: skip
-        x = torch.where(is_it, into(broadcast_to(each, shape), x._value), x)
+        x = torch.where(is_it, put_into(broadcast_to(each, shape), x, "x[y] = value"), x)
     return x
 
 
@@ -330,10 +327,7 @@ def _with_part(x: Tensor, axis: int, place: int | slice, value: object) -> Tenso
     if broadcast_shapes(tuple(value._sizes), tuple(shape)) != tuple(shape):
         fail(ShapeError, f"{told} of shape {tuple(value._sizes)}: the part has the shape "
              f"{tuple(shape)}")  # fmt: skip
-    if not torch.can_cast(value._value.dtype, x._value.dtype):
-        fail(DtypeError, f"{told} cannot put {value._value.dtype} into {x._value.dtype}: "
-             "convert y, or x before")  # fmt: skip
-    value = into(broadcast_to(value, tuple(shape)), x._value)
+    value = put_into(broadcast_to(value, tuple(shape)), x, told)
     if len(chosen) == size:
         return value
     if chosen.step == 1:

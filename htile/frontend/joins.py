@@ -67,8 +67,6 @@ def stack(tensors, dim=0):
 
 def _is_nothing(value: object) -> bool:
     """Whether it is a part without elements, or a tensor of none, such as torch.zeros(0)."""
-    if isinstance(value, Ragged):
-        return False
     return isinstance(value, Nothing) or (is_real(value) and not value.numel())
 
 

@@ -148,6 +148,16 @@ class Op(Enum):
     LOGSUMEXP_FROM_END = "logsumexp_from_end"
 
 
+# An element of the result depends on the elements of the operands that are at the same place.
+ELEMENTWISE = frozenset({
+    Op.NEG, Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG, Op.LOG2,
+    Op.LOG10, Op.LOG1P, Op.SIN, Op.COS, Op.TANH, Op.SIGMOID, Op.ERF, Op.FLOOR, Op.CEIL, Op.ROUND,
+    Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.BITS, Op.FLOAT_OF, Op.UNIFORM,
+    Op.STOP, Op.EXPONENTIAL, Op.NOT, Op.CAST, Op.CONVERT, Op.ADD, Op.SUB, Op.MUL, Op.DIV,
+    Op.FLOORDIV, Op.MOD, Op.POW, Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE,
+    Op.AND, Op.OR, Op.XOR, Op.LSHIFT, Op.RSHIFT, Op.LDEXP, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE,
+    Op.WHERE, Op.PHILOX,
+})  # fmt: skip
 MOVEMENTS = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE, Op.EXPAND, Op.CAT, Op.SHIFT})
 REDUCTIONS = frozenset({Op.SUM, Op.MEAN, Op.PROD, Op.MAX, Op.MIN, Op.ANY, Op.ALL})
 # From each scan that has one to the same scan from the other end.

@@ -37,7 +37,7 @@ from .tensor import (
 )
 
 MOST_PARTS = 64  # of one axis: each part has its own place in the text of a kernel
-_AN_INDEX = (
+_COMPUTED = (
     "an index that is a tensor stands alone: write m[0][y] for m[0, y], and of places that are "
     "numbers a list, m[[0, 2]]"
 )
@@ -94,13 +94,12 @@ def element(x: Tensor, axis: int, place: int) -> Tensor:
 def getitem(x: Tensor, index: object) -> Tensor:
     """Numbers, slices, None and ... as torch has them."""
     parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) == 1 and _is_mask(parts[0]):
+        return selected(x, parts[0])
     for each in parts:
         if isinstance(each, Tensor):
-            if len(parts) == 1 and each._value.dtype is torch.bool:
-                return selected(x, each)
-            is_mask = each._value.dtype is torch.bool
-            fail(UnsupportedError, f"a mask beside other indices: {hints.OTHER_MASK}" if is_mask
-                 else _AN_INDEX)  # fmt: skip
+            fail(UnsupportedError, f"a mask beside other indices: {hints.OTHER_MASK}"
+                 if _is_mask(each) else _COMPUTED)  # fmt: skip
         if each is not None and each is not Ellipsis and type(each) not in (int, slice):
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices"
                  f"{_as_list(each)}")  # fmt: skip
@@ -125,6 +124,10 @@ def getitem(x: Tensor, index: object) -> Tensor:
     if result is not x and None not in parts:
         result._part_of = x, index
     return result
+
+
+def _is_mask(index: object) -> bool:
+    return isinstance(index, Tensor) and index._value.dtype is torch.bool
 
 
 def _as_list(index: object) -> str:

@@ -193,6 +193,14 @@ def into(x: Tensor, v: Value) -> Tensor:
     return convert(x, v.dtype) if x._value.stored is v.stored else node(Op.CONVERT, x, arg=v.dtype)
 
 
+def put_into(value: Tensor, x: Tensor, what: str) -> Tensor:
+    """`value` as elements of `x`, which an assignment makes of it. what: that assignment."""
+    if not torch.can_cast(value._value.dtype, x._value.dtype):
+        fail(DtypeError, f"{what} cannot put {value._value.dtype} into {x._value.dtype}: convert "
+             "the value, or x before")  # fmt: skip
+    return into(value, x._value)
+
+
 def alike(what: str, *operands_: object) -> None:
     """Refuse values of several dtypes, where torch does not promote."""
     values = [x._value for x in operands_ if isinstance(x, Tensor)]

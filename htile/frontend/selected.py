@@ -1,7 +1,7 @@
 """The elements of a row that a mask chooses: `x[mask]`, of which torch makes a shorter tensor.
 
-How many there are is known when the kernel runs. So all elements of the row are kept beside the
-mask. A function of single elements is applied to all of them. A reduction gets what changes
+How many there are is known only when the kernel runs. So all elements of the row are kept beside
+the mask. A function of single elements is applied to all of them. A reduction gets what changes
 nothing where the mask does not hold, such as 0 in a sum. Anything else raises.
 
 Elements that are not chosen may become NaN or infinite on the way, as in `x[x > 0].log().sum()`.
@@ -25,11 +25,11 @@ from . import hints
 from .device import Device
 from .functions import OPERATORS, implements
 from .graph import Builder
-from .ops import COLLECTIVES, MOVEMENTS, Op
-from .promotion import BOOL, FLOAT, INT64, into
+from .ops import ELEMENTWISE, Op
+from .promotion import BOOL, FLOAT, INT64, put_into
 from .shapes import broadcast_to
-from .slopes import Slope
-from .tensor import KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location, node
+from .statistics import root
+from .tensor import KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location
 
 OF_ALL = {
     "sum": 0, "nansum": 0, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "any": 0,
@@ -43,9 +43,8 @@ OF_EACH = {
 }  # fmt: skip
 """The same for functions that need all elements, and have a result for each of them."""
 
-_MEMBERS = {"dtype", "shape", "ndim", "device"}
-_NOT_OF_ONE = COLLECTIVES | (MOVEMENTS - {Op.RESHAPE, Op.EXPAND})
-_NOT_OF_ONE |= {Op.INDEX, Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.WORD, Op.PHILOX, Op.CUSTOM}
+# What keeps the place of each element, and makes a result of that element alone.
+_OF_ONE = ELEMENTWISE | {Op.CONST, Op.RESHAPE, Op.EXPAND}
 
 
 class Selected(Ragged):
@@ -97,7 +96,7 @@ class Selected(Ragged):
 
     def __getattribute__(self, name: str):
         """Methods are those of `Tensor`, of which a wrong argument is an error of HTile."""
-        method = None if name.startswith("_") or name in _MEMBERS else vars(Tensor).get(name)
+        method = None if name.startswith("_") or name in vars(Selected) else vars(Tensor).get(name)
         if isinstance(method, FunctionType):
             return MethodType(method, self)
         return super().__getattribute__(name)
@@ -110,7 +109,7 @@ class Selected(Ragged):
     def _refuse(self, what: str | None = None) -> NoReturn:
         if what is None:
             fail(UnsupportedError, f"x[mask] has no fixed length: {hints.RAGGED}", self._loc)
-        fail(UnsupportedError, f"{what}: x[mask] has no fixed length, {hints.RAGGED}")
+        fail(UnsupportedError, f"{what}, because x[mask] has no fixed length: {hints.RAGGED}")
 
     def _answer(self, spelling: str, function: Callable | None, args: tuple, kwargs: dict):
         name = spelling.rpartition(".")[2]
@@ -119,24 +118,33 @@ class Selected(Ragged):
             return self
         if name.startswith("__"):
             self._refuse(f"x[mask].{name} is not supported")
-        kwargs = {KEYWORDS.get(key, key): value for key, value in kwargs.items()}
         is_first = bool(args) and args[0] is self
         if is_first and name in _OWN:
-            try:
-                signature(_OWN[name]).bind(*args, **kwargs)
-            except TypeError as error:
-                self._refuse(f"{spelling} with other arguments ({error}) is not supported")
-            return _OWN[name](*args, **kwargs)
+            return self._own(spelling, _OWN[name], args, kwargs)
         of_two = len(args) > 1 and isinstance(args[1], torch.Tensor)  # torch.max(x, y)
         if is_first and not of_two and name in OF_ALL | OF_EACH:
             return self._together(spelling, name, function, args[1:], kwargs)
-        if function is not None and "reduction" in (known := signature(function).parameters):
-            reduction = kwargs.get("reduction", known["reduction"].default)
-            others = ("size_average", "reduce", "weight")
-            if reduction in ("mean", "sum") and all(kwargs.get(key) is None for key in others):
-                each = self._of_each(spelling, function, args, {**kwargs, "reduction": "none"})
-                return each.mean() if reduction == "mean" else each.sum()
+        if function is not None and "reduction" in signature(function).parameters:
+            return self._loss(spelling, function, args, kwargs)
         return self._of_each(spelling, function, args, kwargs)
+
+    def _own(self, spelling: str, own: Callable, args: tuple, kwargs: dict):
+        """What a function of `_OWN` gives."""
+        kwargs = {KEYWORDS.get(key, key): value for key, value in kwargs.items()}
+        try:
+            signature(own).bind(*args, **kwargs)
+        except TypeError as error:
+            self._refuse(f"{spelling} with other arguments ({error}) is not supported")
+        return own(*args, **kwargs)
+
+    def _loss(self, spelling: str, function: Callable, args: tuple, kwargs: dict):
+        """What a loss gives: those of the elements, or their mean or sum."""
+        reduction = kwargs.get("reduction", signature(function).parameters["reduction"].default)
+        others = ("size_average", "reduce", "weight")
+        if reduction not in ("mean", "sum") or any(kwargs.get(key) is not None for key in others):
+            return self._of_each(spelling, function, args, kwargs)
+        each = self._of_each(spelling, function, args, {**kwargs, "reduction": "none"})
+        return each.mean() if reduction == "mean" else each.sum()
 
     def _in_place(self, spelling: str, args: tuple, kwargs: dict) -> Selected:
         """What an in-place method gives, such as `x.mul_(2)`."""
@@ -226,10 +234,7 @@ def with_selected(x: Tensor, mask: Tensor, value: Selected) -> Tensor:
     if not _is_same(mask._builder, own._id, value._mask._id):
         fail(ShapeError, "x[mask] = y[other]: the masks may choose different numbers of elements, "
              "so both have to be the same")  # fmt: skip
-    if not torch.can_cast(value._elements._value.dtype, x._value.dtype):
-        fail(DtypeError, f"x[mask] = value cannot put {value._elements._value.dtype} into "
-             f"{x._value.dtype}: convert the value, or x before")  # fmt: skip
-    elements = into(value._elements.reshape(tuple(x._sizes)), x._value)
+    elements = put_into(value._elements.reshape(tuple(x._sizes)), x, "x[mask] = value")
     return torch.where(mask, elements, x)
 
 
@@ -243,7 +248,7 @@ def _is_of_each(result: Tensor, elements: Tensor, begin: int) -> bool:
     builder, used = result._builder, {result._id}
     for id in range(result._id, begin - 1, -1):
         if id in used:
-            if builder[id].op in _NOT_OF_ONE:
+            if builder[id].op not in _OF_ONE:
                 return False
             used |= set(builder[id].inputs)
     return True
@@ -286,11 +291,6 @@ def _var_mean(x: Selected, dim=None, unbiased=True, keepdim=False, *, correction
     return squares / freedom.clamp(min=0.0), average.reshape((1,) if keepdim else ())
 
 
-def _root(x: Tensor) -> Tensor:
-    """The square root, whose slope at 0 is 0, as torch has it in a deviation."""
-    return node(Op.SQRT, x, arg=Slope.ZERO)
-
-
 def _of_variance(made: Callable) -> Callable:
     """What is made of the variance and the mean, with the arguments of `var_mean`."""
     @wraps(_var_mean)
@@ -326,8 +326,8 @@ _OWN = {
     "quantile": _quantile,
     "var_mean": _var_mean,
     "var": _of_variance(lambda variance, mean: variance),
-    "std": _of_variance(lambda variance, mean: _root(variance)),
-    "std_mean": _of_variance(lambda variance, mean: (_root(variance), mean)),
+    "std": _of_variance(lambda variance, mean: root(variance)),
+    "std_mean": _of_variance(lambda variance, mean: (root(variance), mean)),
     "numel": lambda x: x._count(),
     "nelement": lambda x: x._count(),
     "dim": lambda x: 1,

@@ -94,26 +94,26 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         fail(UnsupportedError, f"the norm of order {kind} is not supported; give a Python number, "
              "as a static argument is one (htile.Static)")
     if p == 2:
-        return _root(reduced(Op.SUM, x * x, dim, keepdim))
+        return root(reduced(Op.SUM, x * x, dim, keepdim))
     if p == 0:
         return reduced(Op.SUM, convert(not_zero(x), FLOAT), dim, keepdim)
     if abs(p) == INF:
         return (amax if p > 0 else amin)(abs(x), dim, keepdim)
     power = abs(x) if p == 1 else abs(x) ** p if p > 1 else _steep(abs(x), p)
-    total, root = reduced(Op.SUM, power, dim, keepdim), 1.0 / p
-    if root in POWERS and p > 0:
-        return total**root
-    return node(Op.POW, *together(total, root), arg=Slope.ZERO)
+    total, inverse = reduced(Op.SUM, power, dim, keepdim), 1.0 / p
+    if inverse in POWERS and p > 0:
+        return total**inverse
+    return node(Op.POW, *together(total, inverse), arg=Slope.ZERO)
 
 
-def _root(x: Tensor) -> Tensor:
+def root(x: Tensor) -> Tensor:
     """The square root, whose slope at 0 is 0, as torch has it in a norm and in a deviation."""
     return node(Op.SQRT, x, arg=Slope.ZERO)
 
 
 def _steep(x: Tensor, p: float) -> Tensor:
     """x ** p for p < 1, whose slope at 0 is 0, as torch has it in a norm."""
-    return _root(x) if p == 0.5 else node(Op.POW, *together(x, p), arg=Slope.ZERO)
+    return root(x) if p == 0.5 else node(Op.POW, *together(x, p), arg=Slope.ZERO)
 
 
 def _finite(m: Tensor) -> Tensor:
@@ -261,9 +261,9 @@ formulas({
     "var": ("The variance of the row, over N - correction (1).", lambda *args, **kwargs:
         var_mean(*args, **kwargs)[0]),
     "std": ("The standard deviation of the row.", lambda *args, **kwargs:
-        _root(var_mean(*args, **kwargs)[0])),
+        root(var_mean(*args, **kwargs)[0])),
     "std_mean": ("(standard deviation, mean) of the row.", lambda *args, **kwargs:
-        (_root((both := var_mean(*args, **kwargs))[0]), both[1])),
+        (root((both := var_mean(*args, **kwargs))[0]), both[1])),
     "linalg.norm": ("torch.norm(x, ord); of two axes the norm of a matrix: ord is 1, -1, inf, -inf "
         "or 'fro'.", _norm_of_matrix),
     "linalg.vector_norm": ("torch.norm(x, ord).",

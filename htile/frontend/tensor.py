@@ -62,7 +62,12 @@ def _spelled(name: str) -> list[str]:
 
 
 def is_real(value: object) -> bool:
-    """Whether a value is a tensor with memory; a symbolic one is an instance of torch's class."""
+    """Whether a value is a tensor with memory; symbolic ones are instances of torch's class."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, (Tensor, Ragged))
+
+
+def _is_no_value(value: object) -> bool:
+    """Whether a value is a tensor, and none of a graph."""
     return isinstance(value, torch.Tensor) and not isinstance(value, Tensor)
 
 
@@ -80,7 +85,7 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
 
     function: None for a function of torch that is not in the table.
     """
-    for value in filter(is_real, (*args, *kwargs.values())):
+    for value in filter(_is_no_value, (*args, *kwargs.values())):
         if isinstance(value, Ragged):
             return value._answer(spelling, function, args, kwargs)
         if not value.numel():
