@@ -74,6 +74,7 @@ GROUPS = {
     "composites": "Special functions and activations",
     "dropouts": "Dropouts that draw nothing",
     "special": "Error, gamma and Bessel functions",
+    "fake_quantize": "Quantization that stays in floats",
     "reductions": "Reductions over the row",
     "scans": "Cumulative sums and products",
     "statistics": "Statistics, softmax, norms and losses",
@@ -143,6 +144,8 @@ ARGUMENTS = {
     "addmv": lambda x, at: (x[:2], x[:4].view(2, 2), x[:2]),
     **dict.fromkeys(("cross", "linalg_cross"), lambda x, at: (x[:3], x[:3])),
     **dict.fromkeys(("tril", "triu", "diagonal", "trace"), lambda x, at: (x.view(2, 4),)),
+    "fake_quantize_per_tensor_affine": lambda x, at: (x, 0.1, 0, -128, 127),
+    "fake_quantize_per_channel_affine": lambda x, at: (x, x, x.int(), 0, -128, 127),
 }
 OF_ONE_TARGET = ("cosine_embedding_loss", "multi_margin_loss")  # an integer of the row
 PLACES = {"index": (), "indices": (1,)}  # an index of each row, by its shape

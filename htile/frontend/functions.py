@@ -17,7 +17,7 @@ import torch
 from ..errors import DtypeError, ShapeError, TraceError
 from .bits import bitwise, inverted
 from .integer_powers import integer_power
-from .ops import Op, Varies
+from .ops import Op, Value, Varies
 from .promotion import (
     BOOL,
     BYTES,
@@ -39,7 +39,7 @@ from .promotion import (
     together,
 )
 from .slopes import Slope
-from .tensor import FUNCTIONS, Tensor, call, copy, fail, node
+from .tensor import FUNCTIONS, Tensor, call, constant, copy, fail, node
 
 PLACES = {"torch.special": torch.special, "F": torch.nn.functional, "torch": torch}
 """Where torch may have a function. Of one that several modules hold, the last spelling wins."""
@@ -356,6 +356,12 @@ def chosen(condition: object, input: object, other: object, slope: Slope | None 
     if condition._value.dtype is not BOOL:
         refuse("torch.where", condition, "its condition is a mask, write x != 0")
     return node(Op.WHERE, condition, *together(input, other, like=condition), arg=slope)
+
+
+def with_slope_of(x: Tensor, result: Tensor) -> Tensor:
+    """`result`, whose gradient goes to `x`, of the same shape, as if it were `x`."""
+    always = constant(x, True, Value((), Varies.SCALAR, BOOL))
+    return node(Op.WHERE, always, result, x, arg=Slope.LAST)
 
 
 attach("where", lambda input, condition, other: where(condition, input, other),

@@ -22,17 +22,16 @@ from . import triangles as triangles
 from .dtypes import STORAGE
 from .dynamic import ONLY_WHOLE
 from .factories import index as places_of
-from .functions import OPERATORS, attach, masked_fill
+from .functions import OPERATORS, attach, masked_fill, with_slope_of
 from .graph import Role
 from .indices import each_of_lists
 from .joins import cat, stack
-from .ops import Op, Value, Varies, broadcast_shapes
+from .ops import Varies, broadcast_shapes
 from .parts import MOST_PARTS, check_slice, part, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand, put_into
 from .selected import Selected, with_selected
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
-from .slopes import Slope
-from .tensor import FUNCTIONS, IN_PLACE, SAME, Length, Tensor, fail, location, node
+from .tensor import FUNCTIONS, IN_PLACE, SAME, Length, Tensor, fail
 
 
 def change(x: Tensor, new: Tensor) -> Tensor:
@@ -55,7 +54,8 @@ def change(x: Tensor, new: Tensor) -> Tensor:
              "x = x + ... for x += ...")  # fmt: skip
     new = into(new, old)
     if x._builder.records and not torch.is_grad_enabled() and old.dtype is FLOAT:
-        new = _with_slope_of(x, new)
+        with torch.enable_grad():  # a tensor that changes under no_grad keeps its gradient
+            new = with_slope_of(x, new)
     id = new._id
     if not _changes_whole(x, new):
         x._assign(id)
@@ -79,14 +79,6 @@ def _changes_whole(x: Tensor, new: Tensor) -> bool:
     change(whole, changed)
     x._node, x._changes = id, whole._changes
     return True
-
-
-def _with_slope_of(old: Tensor, new: Tensor) -> Tensor:
-    """What torch makes of a tensor that changes in place under no_grad: it keeps its gradient."""
-    builder = old._builder
-    always = builder.add_const(True, Value((), Varies.SCALAR, BOOL), location())
-    with torch.enable_grad():
-        return node(Op.WHERE, Tensor(builder, always), new, old, arg=Slope.LAST)
 
 
 def _roles(x: Tensor) -> set[Role]:

@@ -18,6 +18,7 @@ from . import buckets as buckets  # fill the table, as what they import does
 from . import channel_norms as channel_norms
 from . import convolutions as convolutions
 from . import eight_bits as eight_bits
+from . import fake_quantize as fake_quantize
 from . import flips as flips
 from . import in_place as in_place
 from . import joins as joins
