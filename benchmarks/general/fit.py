@@ -22,7 +22,7 @@ import argparse
 import json
 import lzma
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -56,7 +56,7 @@ START = Constants(
     exchange=40.0, spilled=2.0, lines_read=1.0, lines_written=1.0, lines_shared=1.0, columns=0.3,
     hits=0.5, single=60.0, together=0.7, overlap=0.8, tail=1.0, blend=4.0,
 )  # fmt: skip
-NAMES = tuple(field.name for field in fields(Constants))
+NAMES = Constants._fields
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ a second times the seconds that each is under way.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -361,7 +362,8 @@ def _resident(plan: Plan) -> tuple[int, float]:
     return max(1, fit), max(0.0, needed - most)
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True)
+class Cost:
     """The expected time of a kernel in nanoseconds, and the parts that overlap in it.
 
     memory, cache, issue, special, accesses, blocks, waits: the time of each bound alone; see the
