@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .frontend.graph import Role
+from .frontend.libraries import dropped_weight
 from .frontend.over_rows import Term, terms_marked
 from .frontend.roles import Spec, classify
 from .run.rowwise import Rowwise
@@ -111,6 +112,9 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        is_weighted = function is torch.nn.functional.l1_loss and dropped_weight() is not None
+        if is_weighted:  # this mode is the last one to be asked
+            kwargs = {**kwargs, "weight": dropped_weight()}
         if function not in (*self.FUNCTIONS, torch.conv1d):
             return function(*args, **kwargs)
         args, kwargs = pytree.tree_map(

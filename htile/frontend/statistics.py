@@ -7,7 +7,6 @@ reduces over the row, as torch does for one row.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from math import prod
 
@@ -17,6 +16,7 @@ from torch import exp, log, log1p, rsqrt
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
 from .composites import INF, NAN, clamp, formulas, implements, magnitude, where
 from .functions import POWERS, chosen, maximum
+from .libraries import dropped_weight
 from .ops import Op, broadcast_shapes
 from .promotion import FLOAT, cast, convert, floating, not_zero, together
 from .reductions import amax, amin, named, reduced, sum
@@ -288,14 +288,6 @@ formulas({
 # losses
 
 
-def _dropped_weight() -> object:
-    """The weight that F.l1_loss was called with: torch 2.13 does not hand it on to us."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not torch.nn.functional.l1_loss.__code__:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("weight")
-
-
 def check_reduction(name: str, reduction: object, size_average: object, reduce: object) -> None:
     """Raise TraceError for what is no reduction of a loss, and for the two parameters before it."""
     if size_average is not None or reduce is not None:
@@ -316,7 +308,7 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
     ):
         own = "batchmean" if name == "kl_div" else "mean"
         check_reduction(name, reduction if reduction != own else "mean", size_average, reduce)
-        weight = _dropped_weight() if name == "l1_loss" and weight is None else weight
+        weight = dropped_weight() if name == "l1_loss" and weight is None else weight
         values = element(floating(input, name), target, **more)
         values = values if weight is None else values * weight
         if reduction == "none":

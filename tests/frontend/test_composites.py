@@ -201,6 +201,9 @@ def test_losses_with_weights():
         )  # fmt: skip
 
     assert_close(f, f(x, t, w), x, t, w)
+    l1, each = f(x, t, w)[2:4]
+    torch.testing.assert_close(each, (x - t).abs() * w)
+    torch.testing.assert_close(l1, each.sum(-1) / w.sum(-1))
 
 
 @pytest.mark.parametrize("name", ROWS)
