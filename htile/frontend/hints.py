@@ -18,7 +18,8 @@ _INACCURATE = "no accurate form of it is built yet"
 _MEMORY = "a row has no memory of its own while tracing; leave it out"
 RANDOM = (
     "random numbers of a kernel come of a counter and a seed: htile.dropout(x, p, seed), or "
-    "htile.uniform(htile.random_words(torch.arange(x.shape[-1]), seed))"
+    "htile.uniform(htile.random_words(torch.arange(x.shape[-1]), seed)); rows of one seed have the "
+    "same numbers, so give each its own (seed: htile.PerRow)"
 )
 DRAWS = "rand", "randn", "randint", "randperm", "normal"  # functions of torch, of sizes alone
 CHECKPOINT = (
