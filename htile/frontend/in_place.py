@@ -27,9 +27,9 @@ from .graph import Role
 from .indices import each_of_lists
 from .joins import cat, stack
 from .ops import Varies, broadcast_shapes
-from .parts import MOST_PARTS, check_slice, part, too_many
+from .parts import MOST_PARTS, check_slice, is_mask, part, too_many
 from .promotion import BOOL, FLOAT, filled, into, operand, put_into
-from .selected import Selected, with_selected
+from .selected import Selected, enter_operator_in_place, with_selected
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
 from .tensor import FUNCTIONS, IN_PLACE, SAME, Length, Tensor, fail
 
@@ -39,6 +39,9 @@ def change(x: Tensor, new: Tensor) -> Tensor:
 
     Raises ShapeError, TraceError or DtypeError where torch cannot put them there.
     """
+    if isinstance(new, Selected):
+        fail(ShapeError, "a change in place puts the elements of x[mask] into a value of another "
+             "length: reduce them first, as in s += x[mask].sum()")  # fmt: skip
     old, value = x._value, new._value
     if x._repeats:
         fail(TraceError, "a change in place of elements that expand repeats, which share memory in "
@@ -102,6 +105,7 @@ def _operator(function: Callable) -> Callable:
 
 for _name, _method in OPERATORS.items():
     setattr(Tensor, f"__i{_name}__", _operator(vars(Tensor)[_method]))
+    enter_operator_in_place(_name, vars(Tensor)[f"__i{_name}__"])
 
 
 # methods, and functions of torch
@@ -170,6 +174,8 @@ def setitem(x: Tensor, index: object, value: object) -> None:
 def _with_index(x: Tensor, index: object, value: object) -> Tensor:
     """`x` with another value in the part that an index chooses."""
     parts = index if isinstance(index, tuple) else (index,)
+    if isinstance(value, Selected) and not (len(parts) == 1 and is_mask(parts[0])):
+        value._refuse("x[...] = y[mask] is not supported")
     if len(parts) == 1 and x.ndim:
         if isinstance(parts[0], Tensor):
             return _with_elements(x, parts[0], value)

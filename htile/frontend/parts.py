@@ -27,6 +27,7 @@ from .shapes import (
 from .tensor import (
     Deferred,
     Length,
+    Ragged,
     Tensor,
     alias,
     fail,
@@ -94,12 +95,14 @@ def element(x: Tensor, axis: int, place: int) -> Tensor:
 def getitem(x: Tensor, index: object) -> Tensor:
     """Numbers, slices, None and ... as torch has them."""
     parts = index if isinstance(index, tuple) else (index,)
-    if len(parts) == 1 and _is_mask(parts[0]):
+    if len(parts) == 1 and is_mask(parts[0]):
         return selected(x, parts[0])
     for each in parts:
+        if isinstance(each, Ragged):
+            each._refuse("x[y[mask]] is not supported")
         if isinstance(each, Tensor):
             fail(UnsupportedError, f"a mask beside other indices: {hints.OTHER_MASK}"
-                 if _is_mask(each) else _COMPUTED)  # fmt: skip
+                 if is_mask(each) else _COMPUTED)  # fmt: skip
         if each is not None and each is not Ellipsis and type(each) not in (int, slice):
             fail(UnsupportedError, f"indexing with {each!r}: write numbers and slices"
                  f"{_as_list(each)}")  # fmt: skip
@@ -126,7 +129,8 @@ def getitem(x: Tensor, index: object) -> Tensor:
     return result
 
 
-def _is_mask(index: object) -> bool:
+def is_mask(index: object) -> bool:
+    """Whether an index is a mask."""
     return isinstance(index, Tensor) and index._value.dtype is torch.bool
 
 

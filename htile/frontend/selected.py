@@ -24,12 +24,12 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from . import hints
 from .device import Device
 from .functions import OPERATORS, implements
-from .graph import Builder
-from .ops import ELEMENTWISE, Op
+from .graph import Builder, Node
+from .ops import ELEMENTWISE, Op, broadcast_shapes
 from .promotion import BOOL, FLOAT, INT64, put_into
 from .shapes import broadcast_to
 from .statistics import root
-from .tensor import KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location
+from .tensor import FUNCTIONS, KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location
 
 OF_ALL = {
     "sum": 0, "nansum": 0, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "any": 0,
@@ -86,6 +86,24 @@ class Selected(Ragged):
     def __format__(self, spec: str) -> str:
         return repr(self)
 
+    def __getitem__(self, index: object) -> Selected:
+        """The elements that a mask of them chooses."""
+        return _chosen(self._elements, self._mask & self._among(index))
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Give the elements that a mask of them chooses another value."""
+        chosen = self._among(index)
+        if isinstance(value, Selected):
+            changed = with_selected(self._elements, self._mask & chosen, value)
+            self._elements.copy_(changed)
+        else:
+            self._elements[chosen] = value
+
+    def _among(self, index: object) -> Tensor:
+        if not isinstance(index, Selected) or index._elements._value.dtype is not BOOL:
+            self._refuse("x[mask][index] is not supported with an index that is no mask of them")
+        return self._beside(index)
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func.__name__ == "__get__":
@@ -113,20 +131,29 @@ class Selected(Ragged):
 
     def _answer(self, spelling: str, function: Callable | None, args: tuple, kwargs: dict):
         name = spelling.rpartition(".")[2]
-        if name.endswith("_") and not name.startswith("_"):
-            self._elements = self._in_place(spelling, args, kwargs)._elements
-            return self
         if name.startswith("__"):
             self._refuse(f"x[mask].{name} is not supported")
+        if not args and kwargs.get("input") is self:
+            args, kwargs = (self,), {key: x for key, x in kwargs.items() if key != "input"}
         is_first = bool(args) and args[0] is self
+        if name.endswith("_") and not is_first:
+            fail(ShapeError, f"{spelling}: the elements of x[mask] cannot be put into a value of "
+                 "another length")  # fmt: skip
         if is_first and name in _OWN:
             return self._own(spelling, _OWN[name], args, kwargs)
-        of_two = len(args) > 1 and isinstance(args[1], torch.Tensor)  # torch.max(x, y)
-        if is_first and not of_two and name in OF_ALL | OF_EACH:
-            return self._together(spelling, name, function, args[1:], kwargs)
+        is_of_two = "other" in kwargs or (len(args) > 1 and isinstance(args[1], torch.Tensor))
+        if is_first and not is_of_two and name in OF_ALL | OF_EACH:
+            return self._of_all(spelling, name, function, args[1:], kwargs)
+        if is_first and name.removesuffix("_") in OF_EACH:  # x.cumsum_(0)
+            result = getattr(self, name.removesuffix("_"))(*args[1:], **kwargs)
+            self._elements.copy_(result._elements)
+            return self
+        if is_first and name in ("to", "type_as") and is_of_two and type(args[1]) is Tensor:
+            args = (self, args[1].dtype)  # of which it is all that counts
+            function = FUNCTIONS[torch.Tensor.to][1]
         if function is not None and "reduction" in signature(function).parameters:
-            return self._loss(spelling, function, args, kwargs)
-        return self._of_each(spelling, function, args, kwargs)
+            return self._loss(spelling, name, function, args, kwargs)
+        return self._of_each(spelling, _caller(spelling, function), args, kwargs)
 
     def _own(self, spelling: str, own: Callable, args: tuple, kwargs: dict):
         """What a function of `_OWN` gives."""
@@ -137,21 +164,22 @@ class Selected(Ragged):
             self._refuse(f"{spelling} with other arguments ({error}) is not supported")
         return own(*args, **kwargs)
 
-    def _loss(self, spelling: str, function: Callable, args: tuple, kwargs: dict):
-        """What a loss gives: those of the elements, or their mean or sum."""
-        reduction = kwargs.get("reduction", signature(function).parameters["reduction"].default)
-        others = ("size_average", "reduce", "weight")
-        if reduction not in ("mean", "sum") or any(kwargs.get(key) is not None for key in others):
-            return self._of_each(spelling, function, args, kwargs)
-        each = self._of_each(spelling, function, args, {**kwargs, "reduction": "none"})
-        return each.mean() if reduction == "mean" else each.sum()
+    def _loss(self, spelling: str, name: str, function: Callable, args: tuple, kwargs: dict):
+        """What a loss gives: those of the elements, or their mean or sum.
 
-    def _in_place(self, spelling: str, args: tuple, kwargs: dict) -> Selected:
-        """What an in-place method gives, such as `x.mul_(2)`."""
-        method = getattr(Tensor, spelling.rpartition(".")[2].rstrip("_"), None)
-        if method is None or not args or args[0] is not self:
-            self._refuse(f"{spelling} of x[mask] is not supported")
-        return method(*args, **kwargs)
+        torch hands the reduction on by its name. With weights the mean is divided by their sum in
+        most losses, and by the number of elements in those of probabilities.
+        """
+        reduction = kwargs.get("reduction", signature(function).parameters["reduction"].default)
+        is_by_number = kwargs.get("weight") is None or name.startswith("binary_cross_entropy")
+        if reduction == "mean" and not is_by_number:
+            self._refuse(f"{spelling} with a weight and reduction='mean' is not supported")
+        to_each = _caller(spelling, function)
+        is_old = any(kwargs.get(key) is not None for key in ("size_average", "reduce"))
+        if is_old or reduction not in ("mean", "sum", "batchmean"):
+            return self._of_each(spelling, to_each, args, kwargs)
+        each = self._of_each(spelling, to_each, args, {**kwargs, "reduction": "none"})
+        return each.sum() if reduction == "sum" else each.mean()
 
     def _filled(self, number: float) -> Tensor:
         """All elements, with a number where the mask does not hold."""
@@ -167,40 +195,51 @@ class Selected(Ragged):
         """How many elements there are."""
         return self._mask.sum().to(dtype)
 
-    def _together(self, spelling: str, name: str, function: Callable, args: tuple, kwargs: dict):
+    def _of_all(self, spelling: str, name: str, function: Callable, args: tuple, kwargs: dict):
+        """What a function of all elements gives."""
         order = args[0] if args else kwargs.get("p", kwargs.get("ord"))
         if name.endswith("norm") and type(order) in (int, float) and order < 0:
             self._refuse(f"{spelling} of order {order} of x[mask] is not supported")
         if name in ("max", "min") and (args or kwargs):
             self._refuse(f"x[mask].{name}(dim) is not supported, write x[mask].a{name}(dim)")
         number = OF_ALL[name] if name in OF_ALL else OF_EACH[name]
-        result = call(spelling, function, (self._filled(number), *args), kwargs)
+        is_of_integers = name == "logsumexp" and self._elements._value.dtype is not FLOAT
+        given = self.float() if is_of_integers else self
+        result = call(spelling, function, (given._filled(number), *args), kwargs)
         return result if name in OF_ALL else Selected(result, self._mask)
 
-    def _of_each(self, spelling: str, function: Callable | None, args: tuple, kwargs: dict):
-        """What a function of single elements gives."""
+    def _of_each(self, spelling: str, function: Callable, args: tuple, kwargs: dict):
+        """What a function of single elements gives: `self` where it has changed its elements."""
+        is_later = [False] + [True] * len(args)
+        args = tuple(map(self._beside, args, is_later))
+        kwargs = {key: self._beside(value, True) for key, value in kwargs.items()}
         begin = len(self._elements._builder)
-        args = tuple(self._beside(value) for value in args)
-        kwargs = {key: self._beside(value) for key, value in kwargs.items()}
-        result = call(spelling, function, args, kwargs)
+        result = function(*args, **kwargs)
+        if isinstance(result, bool):  # x.is_floating_point()
+            return result
         if not isinstance(result, Tensor) or not _is_of_each(result, self._elements, begin):
             self._refuse(f"{spelling} of x[mask] is not supported")
-        return Selected(result, self._mask)
+        return self if result is self._elements else Selected(result, self._mask)
 
-    def _beside(self, value: object) -> object:
-        """What stands beside the elements, as a value of the row."""
+    def _beside(self, value: object, is_later: bool = False) -> object:
+        """What stands beside the elements, as a value of the row.
+
+        is_later: whether it is not the first argument, which may be changed in place. Integers may
+        be divided by, so that they are not 0 where the mask does not hold.
+        """
         if isinstance(value, Selected):
             if not _is_same(self._mask._builder, self._mask._id, value._mask._id):
                 fail(ShapeError, "x[mask] and y[other] may have different lengths: choose with "
                      "the same mask")  # fmt: skip
-            return value._elements
+            is_divisor = is_later and value._elements._value.dtype in (torch.int32, INT64)
+            return value._filled(1) if is_divisor else value._elements
         if not isinstance(value, Tensor):
             return value
         if value._sizes.numel() != 1:
             fail(ShapeError, f"x[mask] beside a value of shape {tuple(value._sizes)}: choose its "
                  "elements too, y[mask]")  # fmt: skip
         value = value.reshape(())
-        return torch.where(self._mask, value, 1.0) if value._value.dtype is FLOAT else value
+        return value if value._value.dtype is BOOL else torch.where(self._mask, value, 1)
 
 
 def selected(x: Tensor, mask: Tensor) -> Selected:
@@ -214,6 +253,15 @@ def selected(x: Tensor, mask: Tensor) -> Selected:
     elements, mask = copy(x), copy(mask)
     if x.ndim > 1:
         elements, mask = elements.reshape(-1), mask.reshape(-1)
+    return _chosen(elements, mask)
+
+
+def _chosen(elements: Tensor, mask: Tensor) -> Selected:
+    """These elements, of which the others are 0.
+
+    What waits to be turned round, as x.flip(0) does, is put in its place first.
+    """
+    elements, mask = (Tensor(each._builder, each._id) for each in (elements, mask))
     result = Selected(elements, mask)
     result._elements = result._filled(0)
     return result
@@ -224,7 +272,10 @@ def masked_select(input, mask):
     """x[mask], of as many elements as the mask chooses: it is computed with and reduced."""
     if mask._value.dtype is not BOOL:
         fail(DtypeError, f"masked_select takes a mask, got {mask._value.dtype}")
-    shape = torch.broadcast_shapes(tuple(input._sizes), tuple(mask._sizes))
+    shapes = tuple(input._sizes), tuple(mask._sizes)
+    shape = broadcast_shapes(*shapes)
+    if shape is None:
+        fail(ShapeError, f"masked_select of shape {shapes[0]} with a mask of shape {shapes[1]}")
     return selected(broadcast_to(input, shape), broadcast_to(mask, shape))
 
 
@@ -241,7 +292,8 @@ def with_selected(x: Tensor, mask: Tensor, value: Selected) -> Tensor:
 def _is_of_each(result: Tensor, elements: Tensor, begin: int) -> bool:
     """Whether an element of the result depends on that element alone of what was given.
 
-    begin: the first node that was not there before.
+    begin: the first node that was not there before. All that was given is in the graph by then, so
+    that the nodes behind it are those of the function.
     """
     if result._sizes != elements._sizes:
         return False
@@ -262,15 +314,28 @@ def _is_same(builder: Builder, first: int, second: int) -> bool:
         if pair[0] == pair[1] or pair in seen:
             continue
         seen.add(pair)
-        one, other = (builder[id] for id in pair)
-        alike = one.op is other.op and one.arg == other.arg and one.value == other.value
+        one, other = (_value_of(builder, id) for id in pair)
+        alike = one.op is other.op and repr(one.arg) == repr(other.arg)  # -0.0 is not 0.0
+        alike = alike and one.value == other.value
         if not alike or len(one.inputs) != len(other.inputs):
             return False
         pending += zip(one.inputs, other.inputs, strict=True)
     return True
 
 
-# what the number of the elements is part of
+def _caller(spelling: str, function: Callable | None) -> Callable:
+    """The function as torch calls it."""
+    return lambda *args, **kwargs: call(spelling, function, args, kwargs)
+
+
+def _value_of(builder: Builder, id: int) -> Node:
+    """The node of a value, whether its gradient is taken or not: a mask has none."""
+    while builder[id].op is Op.STOP:
+        id = builder[id].inputs[0]
+    return builder[id]
+
+
+# functions of all elements whose results no neutral element gives
 
 
 def _mean(x: Selected, dim=None, keepdim=False, *, dtype=None) -> Tensor:
@@ -287,6 +352,8 @@ def _var_mean(x: Selected, dim=None, unbiased=True, keepdim=False, *, correction
     average = _mean(x)
     deviation = x - average
     squares = (deviation * deviation).sum(dim, keepdim)
+    if not isinstance(unbiased, bool):
+        x._refuse(f"a variance with unbiased={unbiased!r} is not supported")
     freedom = x._count(dtype=FLOAT) - (int(unbiased) if correction is None else correction)
     return squares / freedom.clamp(min=0.0), average.reshape((1,) if keepdim else ())
 
@@ -320,8 +387,22 @@ def _quantile(x: Selected, q, dim=None, keepdim=False, *, interpolation="linear"
     return _rank(x, torch.nanquantile, q, dim, keepdim, interpolation=interpolation)
 
 
+def _nanmean(x: Selected, dim=None, keepdim=False, *, dtype=None) -> Tensor:
+    number = torch.logical_not(x.isnan()).sum(dim, keepdim)
+    return x.nansum(dim, keepdim, dtype=dtype) / number
+
+
+def _dot(x: Selected, tensor: Selected) -> Tensor:
+    if not isinstance(tensor, Selected) or tensor.dtype is not x.dtype:
+        fail(ShapeError, "x[mask].dot(y) takes elements of the same mask and dtype, y[mask]")
+    return (x * tensor).sum()
+
+
 _OWN = {
     "mean": _mean,
+    "nanmean": _nanmean,
+    "dot": _dot,
+    "masked_select": lambda x, mask: x[mask],
     "median": _median,
     "quantile": _quantile,
     "var_mean": _var_mean,
@@ -332,32 +413,33 @@ _OWN = {
     "nelement": lambda x: x._count(),
     "dim": lambda x: 1,
 }  # fmt: skip
-"""Methods whose results no neutral element gives."""
+"""Those functions, by their names."""
 
 
 # operators
 
 
-def _operator(function: Callable) -> Callable:
+def _binary(function: Callable) -> Callable:
     return lambda self, *other: function(self, *other)
 
 
-def _changing(function: Callable) -> Callable:
-    def method(self, other):
-        self._elements = function(self, other)._elements
-        return self
-
-    return method
+def _in_place(spelling: str, function: Callable) -> Callable:
+    return lambda self, other: self._of_each(spelling, function, (self, other), {})
 
 
 for _name, _method in OPERATORS.items():
     _function = vars(Tensor)[_method]
-    setattr(Selected, f"__{_name}__", _operator(_function))
+    setattr(Selected, f"__{_name}__", _binary(_function))
     setattr(Selected, f"__r{_name}__", lambda self, other, f=_function: f(other, self))
-    setattr(Selected, f"__i{_name}__", _changing(_function))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert", "round", "pos"):
     if _function := vars(Tensor).get(f"__{_name}__"):
-        setattr(Selected, f"__{_name}__", _operator(_function))
+        setattr(Selected, f"__{_name}__", _binary(_function))
 for _name in ("len", "iter", "bool", "float", "int", "index", "contains"):
-    _told = "write mask.sum() for len(x[mask])" if _name == "len" else f"{_name}(x[mask])"
+    _told = f"{_name}(x[mask]) is not supported"
+    _told = "write mask.sum() for len(x[mask])" if _name == "len" else _told
     setattr(Selected, f"__{_name}__", lambda self, *other, told=_told: self._refuse(told))
+
+
+def enter_operator_in_place(name: str, function: Callable) -> None:
+    """Add an operator such as `+=`, whose function for tensors is made after this module."""
+    setattr(Selected, f"__i{name}__", _in_place(f"__i{name}__", function))

@@ -362,7 +362,8 @@ class Ragged(torch.Tensor):
     def _answer(self, spelling: str, function: Callable | None, args: tuple, kwargs: dict):
         raise NotImplementedError
 
-    def _refuse(self, what: str = "x[mask]") -> NoReturn:
+    def _refuse(self, what: str | None = None) -> NoReturn:
+        """Raise that something is not supported, or where it is None, that they are returned."""
         raise NotImplementedError
 
 

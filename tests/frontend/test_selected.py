@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
-from htile import ShapeError, UnsupportedError
+from htile import DtypeError, ShapeError, TraceError, UnsupportedError
 from htile.testing import assert_close
 from tests.generated.movements import interpreted
 from tests.lower.cases import F32, kernel_of
@@ -144,9 +144,13 @@ LENGTHS = (8, 100, 1000)
 
 
 def rows(name, n):
+    return random_rows(n, 2 if FUNCTIONS[name] in TWO_ROWS else 1)
+
+
+def random_rows(n, count):
     """Random rows that begin with 0, 0.5, 0.25 and 0.75, so that no mask chooses nothing."""
     g = torch.Generator().manual_seed(n)
-    given = [torch.randn(6, n, generator=g) for _ in range(2 if FUNCTIONS[name] in TWO_ROWS else 1)]
+    given = [torch.randn(6, n, generator=g) for _ in range(count)]
     for row in given:
         row[:, 1:4] = torch.tensor([0.5, 0.25, 0.75])
     given[0][:, 0] = 0.0
@@ -176,10 +180,10 @@ def test_results_are_those_of_each_row(name, n):
 
 def gradients(results, args, seed=0):
     """Those of a sum of the results that have a gradient, each element with a random weight."""
-    results = [each for each in results if each.requires_grad]
     g = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(each.shape, generator=g).to(each) for each in results]
-    total = sum((each * w).sum() for each, w in zip(results, weights, strict=True))
+    weights = [torch.randn(each.shape, generator=g) for each in results]
+    pairs = zip(results, weights, strict=True)
+    total = sum((each * w.to(each)).sum() for each, w in pairs if each.requires_grad)
     return torch.autograd.grad(total, args, allow_unused=True, materialize_grads=True)
 
 
@@ -200,6 +204,163 @@ def test_numbers_of_elements_and_truths_have_no_gradient(name):
     given = [row.requires_grad_() for row in rows(name, 100)]
     results = leaves(htile.rowwise(FUNCTIONS[name])(*given))
     assert not any(each.requires_grad for each in results)
+
+
+# what shares elements, changes them, and stands beside them
+
+
+def an_alias(x):
+    c = x[x > 0]
+    d, e = c.view(-1), +c
+    c.mul_(3)
+    return d.sum() + c.sum() + e.sum()
+
+
+def the_result_of_a_change(x):
+    c = x[x > 0]
+    d = c.add_(1)
+    d *= 2
+    return c.sum(), d.prod()
+
+
+def a_function_in_place(x):
+    c = x[x > 0] - 0.5
+    z = F.hardtanh(c, 0.0, 1.0, inplace=True)
+    z += 1
+    return c.detach().sum() + 0 * x.sum()
+
+
+def under_no_grad(x):
+    c = x[x > 0] * 1
+    with torch.no_grad():
+        c *= 2
+    return (c * c).sum()
+
+
+def a_weight_without_gradient(x):
+    mask = x > 0
+    with torch.no_grad():
+        weight = x[mask].softmax(0)
+    return (weight * x[mask]).sum()
+
+
+def a_change_without_gradient(x):
+    x = x.clone()
+    with torch.no_grad():
+        x[x > 0] *= 2
+    return x * x
+
+
+def comparisons_in_place(x):
+    c = x[x > 0]
+    c.gt_(0.5)
+    return (c + c).sum(), c.mean(), c.amax()
+
+
+def integers_in_place(x):
+    c = (x * 10).int()[x > 0]
+    c += (x * 10).long()[x > 0]
+    return c.sum(), c.amax()
+
+
+def a_logarithm_of_no_integers(x):
+    k = (x * 10).long()
+    return k[k > 1000].logsumexp(0), k[k > 0].logsumexp(0)
+
+
+def divisions_of_integers(x):
+    k = (x * 3).int()
+    quotients = (12 // k[k != 0]).sum(), (k.sum() // k[k != 0]).sum(), (k[k != 0] % k[k != 0]).sum()
+    return *quotients, (7 % k[k != 0]).sum(), (k[k > 100] // (k > 100).sum()).sum()
+
+
+def division_in_place(x):
+    k = (x * 3).int()
+    k[k != 0] = 12 // k[k != 0]
+    k[k > 1] %= k[k > 1] - 1
+    return k
+
+
+def of_turned_rows(x):
+    z = x.flip(0)
+    total, deviation = (z[z > 0] * 2).sum(), z[z > 0].std()
+    z[z > 0] *= 2
+    return total, deviation, (x[x.flip(0) > 0] - x.mean()).sum(), z
+
+
+def by_keyword(x):
+    larger = torch.max(x[x > 0], other=x[x > 0].exp() - 2)
+    total, variance = torch.sum(input=x[x > 0]), torch.var(input=x[x > -1])
+    return larger.sum(), total, variance, torch.logsumexp(input=x[x > 0], dim=0)
+
+
+def weighted_losses(x, y):
+    mask, target, weight = x > 0, (y > 0).to(y.dtype), y.detach().abs()
+    return (
+        F.binary_cross_entropy(x[mask].sigmoid(), target[mask], weight=weight[mask]),
+        F.binary_cross_entropy_with_logits(x[mask], target[mask], weight=weight[mask]),
+        F.mse_loss(x[mask], y[mask], weight=weight[mask], reduction="sum"),
+        F.kl_div(x[mask], y[mask].softmax(0), reduction="batchmean"),
+    )
+
+
+def dtypes_of_others(x, y):
+    return x[x > 0].to(y).sum(), x[x > 0].type_as(y).mean()
+
+
+def chosen_twice(x):
+    c = x[x > -1]
+    d = c[c > 0.3]
+    e = x[x > -1]
+    e[e > 0.3] = 0.1
+    e[e < 0] *= 3
+    return d.log().sum(), d.norm(), c.masked_select(c > 0).sum(), e.sum()
+
+
+def filled_and_summed(x):
+    c, d, e = x[x > 0], x[x > 0], x[x > 0]
+    c.zero_(), d.fill_(2.0), e.cumsum_(0)
+    return c.sum(), d.sum(), e.mean() if e.is_floating_point() else c
+
+
+def products_of_two(x, y):
+    return torch.dot(x[x > 0], y[x > 0]), x[x > 0].dot(x[x > 0]), x[x > 0].nanmean()
+
+
+CHANGES = {f.__name__: f for f in (
+    an_alias, the_result_of_a_change, a_function_in_place, under_no_grad,
+    a_weight_without_gradient, a_change_without_gradient, comparisons_in_place, integers_in_place,
+    a_logarithm_of_no_integers, divisions_of_integers, division_in_place, of_turned_rows,
+    by_keyword, weighted_losses, dtypes_of_others, chosen_twice, filled_and_summed,
+    products_of_two,
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_and_what_stands_beside_are_torchs(name):
+    function = CHANGES[name]
+    count = function.__code__.co_argcount
+    given = [row.requires_grad_() for row in random_rows(50, count)]
+    exact = [row.detach().double().requires_grad_() for row in given]
+    found, expected = leaves(htile.rowwise(function)(*given)), by_row(function, exact)
+    for one, other in zip(found, expected, strict=True):
+        assert one.is_floating_point() or one.dtype is other.dtype
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5)
+    if any(each.requires_grad for each in found):
+        wanted = gradients(expected, exact)
+        for one, other in zip(gradients(found, given), wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_an_alias_that_may_have_changed_raises():
+    def f(x):
+        c = x[x > 0]
+        d = c.contiguous()
+        c += 1
+        return d.sum()
+
+    with pytest.raises(TraceError, match="may share memory"):
+        htile.rowwise(f)(torch.ones(2, 8))
 
 
 # The interpreter has no casts to integers and no elements by rank.
@@ -260,15 +421,36 @@ def test_rows_of_any_length():
         assert_close(f, f(x), x)
 
 
+def added_to_one_number(x):
+    total = x.sum()
+    total += x[x > 0]
+    return total
+
+
 REFUSED = {
     "returned": (lambda x: x[x > 0], UnsupportedError, "x[mask] has no fixed length"),
     "beside a row": (lambda x: x[x > 0] + x, ShapeError, "choose its elements too, y[mask]"),
     "of another mask": (lambda x: x[x > 0] + x[x > 1], ShapeError, "with the same mask"),
+    "put into one number": (
+        lambda x: x.sum().add_(x[x > 0]), ShapeError, "a value of another length"),
+    "added to one number": (added_to_one_number, ShapeError, "reduce them first"),
+    "a mask of another shape": (
+        lambda x: x.masked_select((x > 0)[:3]), ShapeError, "with a mask of shape (3,)"),
+    "integers that become floats": (
+        lambda x: x.int()[x > 0].div_(2).sum(), DtypeError, "cannot put"),
+    "of masks of zeros with two signs": (
+        lambda x: x[1 / (x * 0.0) > 0] * x[1 / (x * -0.0) > 0], ShapeError, "the same mask"),
+    "a weighted mean": (
+        lambda x: F.mse_loss(x[x > 0], x[x > 0], weight=x[x > 0]), UnsupportedError,
+        "with a weight and reduction='mean'"),
+    "an index": (lambda x: x[x[x > 0].long()], UnsupportedError, "x[y[mask]]"),
+    "a scan in place of an order": (
+        lambda x: x[x > 0].cummax(0).values, UnsupportedError, "x.cummax of x[mask]"),
     "a median with its place": (
         lambda x: x[x > 0].median(-1).values, UnsupportedError, "other arguments"),
     "sorted": (lambda x: x[x > 0].sort().values, UnsupportedError, "x.sort of x[mask]"),
     "with indices": (lambda x: x[x > 0].max(-1).values, UnsupportedError, "x[mask].amax(dim)"),
-    "an element": (lambda x: x[x > 0][0], UnsupportedError, "x[mask].__getitem__"),
+    "an element": (lambda x: x[x > 0][0], UnsupportedError, "an index that is no mask of them"),
     "a neighbour": (lambda x: x[x > 0].diff().sum(), UnsupportedError, "x.diff of x[mask]"),
     "joined": (lambda x: torch.cat((x[x > 0], x)), UnsupportedError, "torch.cat of x[mask]"),
     "a length": (lambda x: x * len(x[x > 0]), UnsupportedError, "mask.sum() for len(x[mask])"),
