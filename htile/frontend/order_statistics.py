@@ -181,7 +181,8 @@ class Sorted(Deferred):
 def _refuse(what: str, count: int) -> None:
     fail(UnsupportedError, f"{what} of {count} elements: at most {MOST_RANKS} are found at once. "
          f"One of them can be taken, as {what}(...).values[k - 1], and what lies above it is "
-         f"torch.where(x >= values[k - 1], x, 0)")  # fmt: skip
+         "torch.where(x >= values[k - 1], x, 0). A threshold by sums, as that of top-p, is found "
+         "by bisection: see examples/gallery/top_p.py")  # fmt: skip
 
 
 def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:

@@ -253,7 +253,8 @@ def select(input, dim, index):
 
 def _few(parts: int) -> int:
     if parts > MOST_PARTS:
-        fail(UnsupportedError, f"{parts} parts of one axis: at most {MOST_PARTS} are written out")
+        fail(UnsupportedError, f"{parts} parts of one axis: at most {MOST_PARTS} are written out; "
+             "a recurrence over more of them may be a cumulative sum or product")  # fmt: skip
     return parts
 
 
