@@ -148,8 +148,8 @@ class Selected(Ragged):
             result = getattr(self, name.removesuffix("_"))(*args[1:], **kwargs)
             self._elements.copy_(result._elements)
             return self
-        if is_first and name in ("to", "type_as") and is_of_two and type(args[1]) is Tensor:
-            args = (self, args[1].dtype)  # of which it is all that counts
+        if is_first and name in ("to", "type_as") and isinstance(args[-1], Tensor):
+            args = (self, args[-1].dtype)  # of which it is all that counts
             function = FUNCTIONS[torch.Tensor.to][1]
         if function is not None and "reduction" in signature(function).parameters:
             return self._loss(spelling, name, function, args, kwargs)
@@ -257,7 +257,7 @@ def selected(x: Tensor, mask: Tensor) -> Selected:
 
 
 def _chosen(elements: Tensor, mask: Tensor) -> Selected:
-    """These elements, of which the others are 0.
+    """The elements that a mask chooses, with 0 in place of the others.
 
     What waits to be turned round, as x.flip(0) does, is put in its place first.
     """
