@@ -48,6 +48,7 @@ LEFT_OUT = {
     "quantile", "nanquantile",  # torch takes shares from 0 to 1 alone
     "bucketize", "searchsorted",  # of sorted rows
     "scatter", "scatter_add", "scatter_reduce", "index_fill", "index_copy", "index_add",
+    "fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine",
 }  # fmt: skip
 OWN = {}  # a spelling of each function
 for _known, (_spelling, _function) in FUNCTIONS.items():
