@@ -941,7 +941,7 @@ def test_what_the_list_says_of_each_kind_of_kernel(folder, capsys):
     every = "x bf16, weight bf16, eps f32 -> out0 bf16, out1 bf16"
     entry = cache.Entry(folder / "00", 1, 0.0, "f", "sm_90a", f"one row of N <= 8.\n\n{every}")
     assert commands._columns(entry)[:3] == ("f", "N <= 8", every)
-    wide = commands._columns(replace(entry, about=f"one row of N = 8.\n\n{every}, {every}"))[2]
+    wide = commands._columns(entry._replace(about=f"one row of N = 8.\n\n{every}, {every}"))[2]
     assert len(wide) == commands.MOST_DTYPES and wide.endswith("…")
 
 
