@@ -16,7 +16,6 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -332,7 +331,7 @@ class Rowwise(Ahead):
                     self._buckets.clear()
                 self._buckets[key] = launch
         call = request.call
-        return replace(launch, outputs=request.specialization.shapes(call.lead, call.length))
+        return launch._replace(outputs=request.specialization.shapes(call.lead, call.length))
 
     def _add_shortcuts(self, writer: type[Writer], request: Request, *more: object) -> None:
         """Add shortcuts for calls like this one, unless the function has enough of them."""

@@ -173,7 +173,7 @@ class Runner(Operation):
                 if kind not in self._buckets:
                     keep(self._buckets, kind, prepare(request, device, known))
                 call, of = request.call, request.specialization
-                return replace(self._buckets[kind], outputs=of.shapes(call.lead, call.length))
+                return self._buckets[kind]._replace(outputs=of.shapes(call.lead, call.length))
 
             found = self.lowered(prepared, values, lead, arch, device)
             keep(self._launches, key, found)
