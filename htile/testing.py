@@ -112,9 +112,8 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        is_weighted = function is torch.nn.functional.l1_loss and dropped_weight() is not None
-        if is_weighted:  # this mode is the last one to be asked
-            kwargs = {**kwargs, "weight": dropped_weight()}
+        if function is torch.nn.functional.l1_loss and (weight := dropped_weight()) is not None:
+            kwargs = {**kwargs, "weight": weight}  # no mode is asked after this one
         if function not in (*self.FUNCTIONS, torch.conv1d):
             return function(*args, **kwargs)
         args, kwargs = pytree.tree_map(

@@ -102,7 +102,7 @@ class Selected(Ragged):
     def _among(self, index: object) -> Tensor:
         if not isinstance(index, Selected) or index._elements._value.dtype is not BOOL:
             self._refuse("x[mask][index] is not supported with an index that is no mask of them")
-        return self._beside(index)
+        return self._beside(index, False)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -210,8 +210,7 @@ class Selected(Ragged):
 
     def _of_each(self, spelling: str, function: Callable, args: tuple, kwargs: dict):
         """What a function of single elements gives: `self` where it has changed its elements."""
-        is_later = [False] + [True] * len(args)
-        args = tuple(map(self._beside, args, is_later))
+        args = tuple(self._beside(value, place > 0) for place, value in enumerate(args))
         kwargs = {key: self._beside(value, True) for key, value in kwargs.items()}
         begin = len(self._elements._builder)
         result = function(*args, **kwargs)
@@ -221,7 +220,7 @@ class Selected(Ragged):
             self._refuse(f"{spelling} of x[mask] is not supported")
         return self if result is self._elements else Selected(result, self._mask)
 
-    def _beside(self, value: object, is_later: bool = False) -> object:
+    def _beside(self, value: object, is_later: bool) -> object:
         """What stands beside the elements, as a value of the row.
 
         is_later: whether it is not the first argument, which may be changed in place. Integers may
