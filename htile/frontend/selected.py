@@ -26,7 +26,7 @@ from .device import Device
 from .functions import OPERATORS, implements
 from .graph import Builder, Node
 from .ops import ELEMENTWISE, Op, broadcast_shapes
-from .promotion import BOOL, FLOAT, INT64, put_into
+from .promotion import BOOL, FLOAT, INT64, floating, put_into
 from .shapes import broadcast_to
 from .statistics import root
 from .tensor import FUNCTIONS, KEYWORDS, Ragged, Shape, Tensor, call, copy, fail, location
@@ -339,8 +339,7 @@ def _value_of(builder: Builder, id: int) -> Node:
 
 def _mean(x: Selected, dim=None, keepdim=False, *, dtype=None) -> Tensor:
     x = x.to(dtype) if dtype is not None else x
-    if x._elements._value.dtype is not FLOAT:
-        fail(DtypeError, f"the mean of {x._elements._value.dtype}: write x.float()")
+    floating(x._elements, "the mean")
     average = x.sum(dim, keepdim) / x._count(dtype=FLOAT)
     return average if dtype is None else average.to(dtype)
 
@@ -348,11 +347,11 @@ def _mean(x: Selected, dim=None, keepdim=False, *, dtype=None) -> Tensor:
 def _var_mean(x: Selected, dim=None, unbiased=True, keepdim=False, *, correction=None):
     if isinstance(dim, bool):  # torch.var(x, unbiased)
         dim, unbiased = None, dim
+    if not isinstance(unbiased, bool):
+        x._refuse(f"a variance with unbiased={unbiased!r} is not supported")
     average = _mean(x)
     deviation = x - average
     squares = (deviation * deviation).sum(dim, keepdim)
-    if not isinstance(unbiased, bool):
-        x._refuse(f"a variance with unbiased={unbiased!r} is not supported")
     freedom = x._count(dtype=FLOAT) - (int(unbiased) if correction is None else correction)
     return squares / freedom.clamp(min=0.0), average.reshape((1,) if keepdim else ())
 
@@ -368,9 +367,7 @@ def _of_variance(made: Callable) -> Callable:
 
 def _rank(x: Selected, function: Callable, *args, **kwargs) -> Tensor:
     """An element by its rank, found by a function that leaves NaN out; NaN if any is chosen."""
-    if x._elements._value.dtype is not FLOAT:
-        fail(DtypeError, f"elements by rank of x[mask] of {x._elements._value.dtype}: write "
-             "x.float()[mask]")  # fmt: skip
+    floating(x._elements, "an element by rank of x[mask]")
     others = torch.where(x._mask, x._elements, nan)
     return torch.where(x.isnan().any(), nan, function(others, *args, **kwargs))
 
