@@ -216,11 +216,20 @@ class ElementwiseStorer(Static):
     def __init__(self, ctx: RowTile):
         self.ctx = ctx
 
-    def store(self, mO: cute.Tensor, y: cute.TensorSSA | Numeric | float) -> None:
-        """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype."""
+    def store(
+        self,
+        mO: cute.Tensor,
+        y: cute.TensorSSA | Numeric | float,
+        tile: cute.Tensor | None = None,
+    ) -> None:
+        """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype.
+
+        tile: for a shifted row, a tile in shared memory whose elements have as many bytes, and of
+            which each thread has read its own for the last time. The result takes its place.
+        """
         ctx, tXrO = self.ctx, as_stored(self.ctx, mO, y)
         if ctx.config.shifted:
-            store_shifted(ctx, mO, tXrO)
+            store_shifted(ctx, mO, tXrO, tile)
             return
         if has_one_a_group(mO):
             ctx.store_of_groups(mO, tXrO)
@@ -267,9 +276,18 @@ class KeptRow(Static):
             self.row.store()
 
 
-def store_shifted(ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor) -> None:
-    """Store a fragment to a row that may begin anywhere."""
+def store_shifted(
+    ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor, tile: cute.Tensor | None = None
+) -> None:
+    """Store a fragment to a row that may begin anywhere; `tile` as for `ElementwiseStorer.store`.
+    """
     vectors = cute.size(tXrO, mode=[2])
+    if tile is not None:
+        row = StagedRow(ctx, mO, tile.iterator)
+        for k in range(vectors):
+            row.put(k, tXrO[(None, 0), 0, k])
+        row.store(tXrO)
+        return
     size = ctx.vec_size * element_bits(tXrO.element_type) // 8
     most = most_staged(ctx.config.num_threads)
     room = min(vectors, most)

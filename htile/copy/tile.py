@@ -11,6 +11,7 @@ from cutlass import Boolean, Int32, Int64, Numeric, const_expr
 
 from htile.copy.columns import Columns
 from htile.copy.shifted import Pieces, PiecesInFlight, load_elements
+from htile.copy.staged_columns import StagedColumn
 from htile.copy.vector import (
     are_neighbours,
     are_one,
@@ -274,6 +275,13 @@ class RowTile(Columns):
         width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1
         self.vector_copy_fn(tXgW, tXrW, num_copy_elems=width)
         return tXrW
+
+    def stage_column(self, mW: cute.Tensor) -> StagedColumn:
+        """Start to bring a vector (N,) that all rows share to shared memory, while rows are loaded.
+
+        The thread block has one row.
+        """
+        return StagedColumn(self, mW)
 
     def is_shifted_column(self, mW: cute.Tensor) -> bool:
         """Whether the vectors of a column may begin anywhere in memory."""

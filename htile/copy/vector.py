@@ -53,8 +53,13 @@ class VectorCopy:
         )
 
 
-def copy_atom(dtype: type[Numeric], num_bits: int, is_async: bool = False) -> cute.CopyAtom:
+def copy_atom(
+    dtype: type[Numeric], num_bits: int, is_async: bool = False, is_shared: bool = False
+) -> cute.CopyAtom:
     """A copy of `num_bits` at once.
+
+    is_shared: whether other thread blocks copy the same. The L1 cache then keeps what cp.async
+        copies. Else 16 bytes at a time pass it by, as what is copied once should.
 
     Raises ValueError for an asynchronous copy (cp.async) of other widths than 4, 8 or 16 bytes.
     """
@@ -62,7 +67,9 @@ def copy_atom(dtype: type[Numeric], num_bits: int, is_async: bool = False) -> cu
         return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=num_bits)
     if num_bits not in (32, 64, 128):
         raise ValueError(f"cp.async moves 32, 64 or 128 bits, not {num_bits}")
-    mode = cute.nvgpu.LoadCacheMode.GLOBAL if num_bits == 128 else cute.nvgpu.LoadCacheMode.ALWAYS
+    mode = cute.nvgpu.LoadCacheMode.ALWAYS
+    if num_bits == 128 and not is_shared:
+        mode = cute.nvgpu.LoadCacheMode.GLOBAL
     return cute.make_copy_atom(
         cpasync.CopyG2SOp(cache_mode=mode), dtype, num_bits_per_copy=num_bits
     )
@@ -121,13 +128,14 @@ def vector_copy(
     *,
     pred: cute.Tensor | None = None,
     is_async: bool = False,
+    is_shared: bool = False,
     num_copy_elems: int | None = None,
 ) -> None:
     """Copy a partition ((V, 1), 1, K), in pieces of `num_copy_elems` elements.
 
     pred: one Boolean for each vector, of shape (1, 1, K). Where it is false nothing is read or
         written, but an asynchronous copy writes zeros.
-    is_async: by cp.async, from global to shared memory.
+    is_async: by cp.async, from global to shared memory. is_shared: as for `copy_atom`.
     num_copy_elems: by default as many elements as 128 bits hold. Weaker alignments take fewer: then
         several instructions copy a vector under the same predicate.
     """
@@ -136,7 +144,7 @@ def vector_copy(
     vec_size = cute.size(src, mode=[0])
     if const_expr(num_copy_elems is None):
         num_copy_elems = min(vec_size, 128 // width)
-    atom = copy_atom(src.element_type, num_copy_elems * width, is_async)
+    atom = copy_atom(src.element_type, num_copy_elems * width, is_async, is_shared)
     src, dst = _split_vectors(src, num_copy_elems), _split_vectors(dst, num_copy_elems)
     if const_expr(pred is None):
         cute.copy(atom, src, dst)

@@ -143,7 +143,7 @@ def _ways(work: Work, target: Target, plan: Plan) -> Iterator[_Way]:
         tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
         scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
         # Shifted results are stored by some. The groups must not depend on whether they are.
-        staged = staged_bytes(work, num.vec_size, plan.chunks, threads)
+        staged = staged_bytes(work.writes, num.vec_size, plan.chunks, threads)
         buffer = TURNS * plan.slots * (threads // 32 + 1) * num.cluster_n * 8
         buffer += work.rank_bytes(threads, num.threads_per_row, num.cluster_n, elements)
         for blocks in range(1, MOST_BLOCKS + 1):

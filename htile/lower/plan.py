@@ -157,8 +157,10 @@ class Placement:
     num_threads: how many threads a CTA has.
     loader: how rows get to registers: `shared` (by cp.async through shared memory) or `direct`.
         If rows are shifted, loops may find them in registers, as they are in memory (`packed`).
-    columns: when columns are loaded: `early` (while the rows are on their way) or `late` (where
-        they are first used).
+    columns: how columns are loaded. `early`: to registers, while the rows are on their way.
+        `late`: where they are first used. `staged`: to shared memory while the rows are on their
+        way, and from there where they are first used. What is used before the first exchange is
+        then loaded early.
     copy_bytes: the widest memory access. If rows are shifted, this is for columns only.
     shifted: whether rows may begin anywhere in memory and end inside a vector. They are moved in
         aligned pieces as long as vectors, and shifted in registers.
@@ -183,6 +185,11 @@ class Placement:
     prefetch: int = 0
     blocks: int = 0
     apart: bool = False
+
+    @property
+    def are_columns_late(self) -> bool:
+        """Whether columns take no registers before they are first used."""
+        return self.columns != "early"
 
 
 @dataclass(frozen=True)
@@ -220,16 +227,46 @@ class Plan:
         return any(i.role is Role.PER_ROW and i.name in names for i in self.graph.inputs)
 
     @cached_property
+    def late_columns(self) -> tuple[Input, ...]:
+        """The columns of a held row that are loaded by the first sweep that reads them."""
+        if not self.placement.are_columns_late:
+            return ()
+        first = 1 if self.placement.columns == "staged" else 0
+        return tuple([i for sweep in self.sweeps.all[first:] for i in sweep.columns])
+
+    @cached_property
+    def staged_columns(self) -> tuple[Input, ...]:
+        """The columns that come to shared memory while rows are on their way."""
+        if self.placement.columns != "staged":
+            return ()
+        return self.work.columns if self.numerics.in_loops else self.late_columns
+
+    @cached_property
+    def places(self) -> dict[Output, Input]:
+        """The results of a held row that take the place of a staged column, if rows are shifted.
+
+        These are results of the last sweep, before which, or in which, all columns are read.
+        """
+        columns, found = list(self.staged_columns), {}
+        for output in self.sweeps.all[-1].stores if columns and self.placement.shifted else ():
+            same = [i for i in columns if i.dtype.itemsize == output.dtype.itemsize]
+            if output.is_row and same:
+                found[output] = same[0]
+                columns.remove(same[0])
+        return found
+
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
         """What a thread does for its row, in order."""
         return list_steps(
             self.work,
             self.sweeps,
             self.rows_home,
-            late_columns=self.placement.columns == "late",
+            late_columns=self.late_columns,
             in_place=bool(self.target.aliases),
             waits=self._overwrites_a_number,
             prefetched=self.placement.prefetch > 0,
+            staged=self.staged_columns,
         )
 
     @cached_property
@@ -237,16 +274,22 @@ class Plan:
         """Results that loops keep on chip until all of each is made, if rows are shifted.
 
         A thread stores pieces of what other threads have made, so that they wait for each other
-        once, and not for each chunk. A value is the row whose place the result takes. It has
-        elements of as many bytes, and is read for the last time by the loop that stores. None means
-        shared memory of its own.
+        once, and not for each chunk. A value is the row or the column whose place the result takes.
+        It has elements of as many bytes, and is read for the last time by the loop that stores.
+        None means shared memory of its own.
         """
         if not (self.placement.shifted and self.rows_home in (Home.SHARED, Home.PACKED)):
             return {}
-        rows, found = list(self.work.rows), {}
+        inputs, found = list(self.work.rows), {}
+        if self.rows_home is Home.PACKED:  # results are stored out of shared memory
+            inputs = [*self.staged_columns, *inputs]
+        loops = list(enumerate(self.sweeps.all))
+        read = {i: k for k, sweep in loops for i in sweep.columns}
+        stored = {output: k for k, sweep in loops for output in sweep.stores}
         for output in self.work.writes:
-            same = [i for i in rows if i.dtype.itemsize == output.dtype.itemsize][:1]
-            rows = [i for i in rows if i not in same]
+            same = [i for i in inputs if i.dtype.itemsize == output.dtype.itemsize]
+            same = [i for i in same if read.get(i, 0) <= stored[output]][:1]
+            inputs = [i for i in inputs if i not in same]
             found[output] = same[0] if same else None
         return found
 
@@ -257,12 +300,17 @@ class Plan:
         tiles = 0
         if place.loader == "shared":
             tiles = self.rows_per_block * place.shares * num.share_bytes(work)
+        sizes = [i.dtype.itemsize for i in self.staged_columns]
+        tiles += place.num_threads * self.turns * self.elements_per_thread * sum(sizes)
         if not place.shifted:
             return tiles
         if self.rows_home is Home.REREAD:  # each chunk is stored by itself
-            return staged_bytes(work, num.vec_size, 1, place.num_threads)
+            return staged_bytes(work.writes, num.vec_size, 1, place.num_threads)
         if self.rows_home in (Home.REGISTERS, Home.PACKED):
-            tiles += staged_bytes(work, num.vec_size, self.turns * self.chunks, place.num_threads)
+            taken = {*self.places, *(o for o, i in self.kept.items() if i in self.staged_columns)}
+            staged = [output for output in work.writes if output not in taken]
+            vectors = self.turns * self.chunks
+            tiles += staged_bytes(staged, num.vec_size, vectors, place.num_threads)
         own = [o.dtype.itemsize for o, taken in self.kept.items() if taken is None]
         return tiles + place.num_threads * self.turns * self.elements_per_thread * sum(own)
 
@@ -273,7 +321,7 @@ class Plan:
             return self.work.homes_in_loops(self.rows_home)
         if self.stretches:
             return homes(self)
-        crossing = self.work.crossing(self.sweeps, self.placement.columns == "late")
+        crossing = self.work.crossing(self.sweeps, self.placement.are_columns_late)
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @cached_property
@@ -290,7 +338,7 @@ class Plan:
         """
         if self.placement.blocks or self.numerics.in_loops:
             return True
-        words = self.work.held_words(self.sweeps, self.placement.columns == "late")
+        words = self.work.held_words(self.sweeps, self.placement.are_columns_late)
         return words * self.elements_per_thread >= HELD_REGISTERS
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..frontend.graph import Role
+from ..frontend.graph import Input, Role
 from ..frontend.ops import Op
 from .patterns import ancestors
 from .reductions import Reduce
@@ -17,31 +17,33 @@ def list_steps(
     work: Work,
     sweeps: Sweeps,
     rows: Home,
-    late_columns: bool = False,
+    late_columns: Sequence[Input] = (),
     in_place: bool = False,
     waits: bool = False,
     prefetched: bool = True,
+    staged: Sequence[Input] = (),
 ) -> tuple[Step, ...]:
     """The steps of a kernel whose rows live at `rows` between the exchanges.
 
     In REGISTERS a row is held. In SHARED or global memory (REREAD) it is worked on in loops over
     its chunks, each of which brings what it needs of the row and of the columns again.
 
-    late_columns: of a held row, whether a column is loaded by the sweep that first reads it, and
-        not while the rows are in flight. It takes no registers before, but its latency shows.
+    late_columns: of a held row, the columns that are loaded by the sweep that first reads them, and
+        not while the rows are in flight. They take no registers before.
     in_place: an output is the memory of an input, so a held row is computed whole before anything
         is stored. A loop needs no such care: a thread stores a chunk after it has read all of it,
         and for the last time.
     waits: an output is the memory of an input of which all threads of a row read one element, which
         one of them will overwrite.
     prefetched: whether what a loop reads from global memory is loaded ahead of its use.
+    staged: the columns that loops find in shared memory.
     """
     held = rows is Home.REGISTERS
-    late = late_columns or not held
+    late = late_columns if held else work.columns
     loads = [
         Load(i, rows if i.role is Role.ROW else Home.REGISTERS)
         for i in work.loaded
-        if not (late and i.role is Role.COLUMN)
+        if i not in late
     ]
     read = ancestors(work.graph, [work.graph[i.end] for i in work.rows if i.end is not None])
     first = [load for load in loads if load.input.id in read]  # they tell where rows end
@@ -55,12 +57,13 @@ def list_steps(
         steps.append(Fence())
     for sweep in _stored_at_the_end(sweeps.all) if held and in_place else sweeps.all:
         body: list[Step] = [] if held or not sweep.rows else [Reload(sweep.rows, rows)]
-        body += [Load(i) for i in sweep.columns] if late else []
+        body += [Load(i) for i in sweep.columns if i in late]
         body += [OwnMaxima(part) for part in sweep.parts if part.maxima]
         body += [*sweep.computes, *map(Store, sweep.stores)]
         if sweep.is_loop:
             backwards = not sweep.parts and rows is Home.REREAD and sweep is not sweeps.loops[0]
-            padding, reads = _padding(sweep, rows), sweep.reads(rows)
+            padding = _padding(sweep, rows)
+            reads = tuple([i for i in sweep.reads(rows) if i not in staged])
             body = [ChunkLoop(tuple(body), sweep.parts, backwards, padding, reads)]
             waits = [k for k, s in enumerate(steps) if isinstance(s, Reduce) and s.exchanges]
             loops = [k for k, s in enumerate(steps) if isinstance(s, ChunkLoop)]

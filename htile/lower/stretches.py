@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..frontend.graph import Graph, Input, Output, Role
+from ..frontend.graph import Graph, Input, Output
 from ..frontend.ops import Op
 from .choice.instructions import sweep_costs
 from .patterns import Function, strip
@@ -168,9 +168,8 @@ def _at_once(graph: Graph, section: Sequence[Step]) -> list[Step]:
 def _sections(plan: Plan) -> list[list[Step]]:
     """The steps behind the first loads, divided behind each exchange."""
     sections: list[list[Step]] = [[]]
-    late = plan.placement.columns == "late"
     for step in plan.steps:
-        is_late = late and isinstance(step, Load) and step.input.role is Role.COLUMN
+        is_late = isinstance(step, Load) and step.input in plan.late_columns
         if step in plan.work.ends or (isinstance(step, Load) and not is_late):
             continue
         sections[-1].append(step)

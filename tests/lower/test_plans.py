@@ -17,7 +17,9 @@ from htile.frontend.reference import EVALUATE
 from htile.lower import plans_for
 from htile.lower.choice.cost import cost
 from htile.lower.choice.default import FEW_ROWS, choose
-from htile.lower.choice.enumeration import MOST_HELD_CODE, UNROLLED_CHUNKS, enumerate_plans
+from htile.lower.choice.enumeration import enumerate_plans
+from htile.lower.choice.held import MOST_HELD_CODE
+from htile.lower.choice.loops import UNROLLED_CHUNKS
 from htile.lower.choice.preference import closest_first
 from htile.lower.emission.emit import emit
 from htile.lower.emission.expressions import EMIT

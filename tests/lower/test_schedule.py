@@ -44,7 +44,7 @@ def held(graph, late=False, joint=False):
     """The steps of a row that is held in registers."""
     work = Work(graph)
     sweeps = work.held_joint if joint else work.held
-    return list_steps(work, sweeps, Home.REGISTERS, late_columns=late)
+    return list_steps(work, sweeps, Home.REGISTERS, late_columns=work.columns if late else ())
 
 
 def check_steps(graph, steps, slots):

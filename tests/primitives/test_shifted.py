@@ -90,6 +90,7 @@ def arguments_of(function, rows, n):
 
 
 HELD = {"form": "held", "loader": "direct", "cluster_n": 1}
+STAGED = {"columns": "staged"}
 LOOPS = {"form": "loops", "threads_per_row": 128, "cluster_n": 2, "shares": 1}
 # function, rows, N, the plan, and for how many rows it is made if not for these
 CASES = {
@@ -106,6 +107,18 @@ CASES = {
     "shares side by side": (
         layernorm, 1, 16391,
         {**LOOPS, "loader": "shared", "cluster_n": 4, "shares": 4, "abreast": 2}, 1024,
+    ),
+    "staged columns": (layernorm, 3, 1237, {**HELD, "threads_per_row": 64, **STAGED}, 0),
+    "a cluster with a staged column": (
+        rmsnorm, 1, 8195, {**HELD, "threads_per_row": 128, "cluster_n": 4, **STAGED}, 0,
+    ),
+    "staged columns and packed rows": (
+        layernorm, 1, 8203, {**LOOPS, "loader": "packed", **STAGED}, 0,
+    ),
+    "staged columns beside rows": (layernorm, 1, 8203, {**LOOPS, "loader": "shared", **STAGED}, 0),
+    "staged columns of shares": (
+        rmsnorm, 1, 16391,
+        {**LOOPS, "loader": "packed", "cluster_n": 4, "shares": 4, "abreast": 2, **STAGED}, 1024,
     ),
     "packed shares": (
         softmax, 1, 16391,

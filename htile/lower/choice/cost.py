@@ -26,7 +26,7 @@ from ..patterns import ancestors
 from ..periods import instructions_saved
 from ..plan import Numerics, Plan
 from ..reductions import FOLLOWING
-from ..shifting import EACH, ON_THEIR_WAY, shifting
+from ..shifting import EACH, ON_THEIR_WAY, longer, shifting
 from ..steps import Home
 from ..vectors import WARP
 from .instructions import OF_ROUND, SCAN_COSTS, following_costs
@@ -41,9 +41,6 @@ LOAD_CODE, STORE_CODE = 1.5, 2
 # Instructions of a thread for the place of its row in a leading dimension beside the first one, and
 # for what each tensor's address takes there.
 DIVISION, STEP = 25, 6
-# Loops over shifted rows take so many times as long as the parts of their time say. Chosen on the
-# fitting half: the regret of its 115 cells of long odd rows is 1.073 with these, and else 1.083.
-SHIFTED_LOOPS = {Home.SHARED: 1.2, Home.PACKED: 1.1, Home.REREAD: 1.1}
 COMPUTING = 0.75  # the share of the memory's time from which on the issue of instructions counts
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 
@@ -209,7 +206,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     loops, row_loads, column_loads = 1, work.rows, work.columns
     if rows_home is not Home.REGISTERS:
         loops = len(sweeps.loops)
-        column_loads = [i for s in sweeps.all for i in s.columns]
+        if place.columns != "staged":
+            column_loads = [i for s in sweeps.all for i in s.columns]
     if rows_home is Home.REREAD:
         row_loads = [i for s in sweeps.loops for i in s.rows]
     if work.lookups:
@@ -234,6 +232,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         beyond = [i for i in row_loads if i in work.beyond]
         shared += elements * _lines(num, beyond)
         computed += EACH[rows_home][0] * len(beyond)
+    shared += elements * _staged_lines(plan)
     own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)
     return Features(
         bytes=rows * (read + written - own - shared_by_rows),
@@ -261,8 +260,15 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         iterations=iterations,
         memory_waits=memory_waits,
         cache_waits=cache_waits,
-        longer=SHIFTED_LOOPS.get(rows_home, 1.0) if place.shifted else 1.0,
+        longer=longer(plan) if place.shifted else 1.0,
     )
+
+
+def _staged_lines(plan: Plan) -> float:
+    """Lines of shared memory for an element: columns come in once, and out for each that reads."""
+    staged = plan.staged_columns
+    reads = [i for sweep in plan.sweeps.all for i in sweep.columns if i in staged]
+    return sum([i.dtype.itemsize for i in (*staged, *reads)]) / LINE
 
 
 def _value_costs(plan: Plan) -> int:
@@ -330,6 +336,7 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
     if rows_home in (Home.SHARED, Home.PACKED):
         together = ON_THEIR_WAY[rows_home] if place.shifted else plan.turns * plan.chunks
         waits = ceil(plan.turns * plan.chunks / together)
+        trips = 0 if place.columns == "staged" else trips
         return iterations, waits, trips * sum([bool(loop.columns) for loop in loops])
     return iterations, trips, trips * max(0, len(loops) - 1)  # no loop: nothing of a row is read
 

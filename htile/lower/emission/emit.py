@@ -181,6 +181,8 @@ def _loads(plan: Plan, names: Names) -> list[str]:
     if has_loader:
         kind = "ElementwiseLoader" if is_shared else "GlobalToRegLoader"
         lines.append(f"    loader = {kind}(ctx)")
+    staged = [f"    {n} = ctx.stage_column({names.tensors[i]})" for i, n in names.staged.items()]
+    lines += staged if in_loops else []  # shifted rows of loops are waited for at once
     for step in names.opening:
         if not isinstance(step, Load):
             lines += print_step(names, step)
@@ -199,6 +201,7 @@ def _loads(plan: Plan, names: Names) -> list[str]:
             lines += assign(names, i, value)
     if _looks_up_early(plan):  # these are in flight with the rows
         lines += [line for step in plan.work.early for line in print_step(names, step)]
+    lines += [] if in_loops else staged
     if has_loader:
         lines.append("    loader.finish()")
     for step in names.opening if not (in_loops or plan.stretches) else ():

@@ -65,6 +65,7 @@ class Names:
     arguments: of what the host function takes, in its order; an input may be a piece of one.
     opening: the steps that load what is loaded first, and tell where rows end.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
+    staged: of columns that are on their way to shared memory.
     carried: of what a loop carries, by part.
     moments, found: of what an exchange brings for later results, by part and by what follows.
     ranks: of all ranks of a chain together, by part.
@@ -126,12 +127,16 @@ class Names:
                 self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
             elif plan.rows_home is Home.SHARED:
                 self.fragments[i] = self._unique("s" + self.tensors[i][1:])
+        self.staged = {i: self._unique("staged" + self.tensors[i][1:]) for i in plan.staged_columns}
         self.kept = {o: self._unique("kept" + self.tensors[o][1:]) for o in plan.kept}
+        for i in self.staged if plan.numerics.in_loops else ():
+            self.fragments[i] = self._unique("s" + self.tensors[i][1:])
         self._name_steps(plan.steps)
         self.held: dict[int, str] = {}
         for stretch in plan.stretches:
             for i in stretch.columns:
-                self.fragments[i] = self._unique("tXr" + self.tensors[i][1:])
+                where = "s" if i in self.staged else "tXr"
+                self.fragments[i] = self._unique(where + self.tensors[i][1:])
             for id in [id for id in stretch.kept if id not in self.held]:
                 self.held[id] = self._unique(f"held_{self.values[id]}")
             for output in stretch.shifted(plan):

@@ -48,7 +48,11 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                 verb = "load_row" if i.role is Role.ROW else "load_column"
                 part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
                 read = f"{part}.{verb}({names.chunk(i)})"
-                if step.home in (Home.SHARED, Home.PACKED):
+                if i in names.staged:
+                    is_chunk = i in names.fragments
+                    tile = names.fragments[i] if is_chunk else f"{names.staged[i]}.arrived()"
+                    read = f"{ctx}.read_row({tile})"
+                elif step.home in (Home.SHARED, Home.PACKED):
                     read = f"{ctx}.read_row({names.fragments[i]})"
                 elif ctx == "chunk" and names.plan.placement.prefetch:
                     read = names.fragments[i]
@@ -83,7 +87,10 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                 return [f"{indent}{total} = {total}.take({ctx}, {value})"]
             if output in names.kept:
                 return [f"{indent}{names.kept[output]}.put({ctx}, {value})"]
-            return [f"{indent}ElementwiseStorer({ctx}).store({tensor}, {value})"]
+            args = [tensor, value]
+            if output in names.plan.places:
+                args.append(f"{names.staged[names.plan.places[output]]}.tile")
+            return wrapped_call(f"{indent}ElementwiseStorer({ctx}).store(", args, ")")
     raise AssertionError(f"{step} is not printed")
 
 
@@ -175,6 +182,10 @@ def loop(names: Names, k: int, is_prefetched: bool) -> list[str]:
         lines += prefetch(names, k)
     if k in names.zeros:
         lines.append(f"    {names.zeros[k]} = ctx.unknown_zero()")
+    for step in loop.steps:
+        if isinstance(step, Load) and step.input in names.staged:
+            i = step.input
+            lines.append(f"    {names.fragments[i]} = {names.staged[i]}.arrived()")
     kept = [s.output for s in loop.steps if isinstance(s, Store) and s.output in names.kept]
     lines += [line for output in kept for line in _keep(names, output)]
     outer = INDENT

@@ -15,10 +15,11 @@ INSIDE = INDENT + INDENT
 def print_stretch(names: Names, stretch: Stretch) -> list[str]:
     """What a thread computes until the next exchange, without results of which a row has one."""
     plan = names.plan
-    lines = [
-        f"{INDENT}{names.fragments[i]} = ctx.load_column({names.whole(i)})"
-        for i in stretch.columns
-    ]
+    lines = []
+    for i in stretch.columns:
+        loaded = f"ctx.load_column({names.whole(i)})"
+        loaded = f"{names.staged[i]}.arrived()" if i in names.staged else loaded
+        lines.append(f"{INDENT}{names.fragments[i]} = {loaded}")
     for step in stretch.once:
         lines += print_step(names, step)
     body = _body(names, stretch)
@@ -29,6 +30,8 @@ def print_stretch(names: Names, stretch: Stretch) -> list[str]:
         for output in stretch.shifted(plan):
             tensor = names.tensors[output]
             keep = [tensor, f"ctx.make_row({tensor}.element_type)"]
+            if output in plan.places:
+                keep[1] = f"{names.staged[plan.places[output]]}.tile"
             head = f"{INDENT}{names.kept[output]} = ElementwiseStorer(ctx).keep("
             lines += wrapped_call(head, keep, ")")
         lines.append(f"{INDENT}for j in cutlass.range_constexpr(ctx.num_chunks):")
@@ -53,6 +56,7 @@ def _body(names: Names, stretch: Stretch) -> list[str]:
     # Of an input that is read again the compiler would keep converted elements, which are wider.
     hidden = {i for each in others for i in each.inputs}
     hidden.update(names.plan.work.columns if names.plan.graph.over_rows else ())  # by other rows
+    hidden.update(names.staged)  # which are in shared memory
     lines = []
     for i in stretch.inputs:
         verb = "read_row" if i in hidden else "take_row"
