@@ -16,7 +16,8 @@ from htile.lower.work import Work
 from htile.run.kernel import Kernel
 from tests.lower.cases import ARCH, BF16, F32, TABLES, rows, table_kernel
 from tests.lower.test_compile import check
-from tests.primitives.ptx_device import APART, Memory, launch
+from tests.primitives.device_memory import APART, Memory
+from tests.primitives.ptx_device import launch
 
 
 def accesses(kernel):
@@ -255,12 +256,13 @@ def test_results_where_columns_are_not_loaded(name, monkeypatch):
     mask, *spans = MASKS[name]
     read = set()  # the elements of the table, which is the fourth tensor
 
-    def at(self, address, size, at=Memory.at):
-        if address // APART == 4:
-            read.update(range(address % APART // 4, (address % APART + size) // 4))
-        return at(self, address, size)
+    def load(self, addresses, size, load=Memory.load):
+        for address in addresses.tolist():
+            if address // APART == 4:
+                read.update(range(address % APART // 4, (address % APART + size) // 4))
+        return load(self, addresses, size)
 
-    monkeypatch.setattr(Memory, "at", at)
+    monkeypatch.setattr(Memory, "load", load)
     f = htile.rowwise(of_two_rows)
     args = x, i, j, table = arguments_of_two_rows()
     kernel = f.inspect(*args, mask=mask, arch="sm_90a")

@@ -20,16 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tests.primitives.ptx_device import (
-    INTEGERS,
-    SHARED_BYTES,
-    SHARED_START,
-    WARP,
-    Memory,
-    Shared,
-    Warp,
-    parse,
-)
+from tests.primitives.device_memory import SHARED_BYTES, SHARED_START, Memory, Shared
+from tests.primitives.ptx_device import ALL, INTEGERS, WARP, Warp, parse
 
 RANK = 24  # The address of shared memory of another thread block has its rank + 1 from this bit on.
 PARAMETER = 1 << 40  # the address of the first parameter, for those that are passed by address
@@ -176,7 +168,7 @@ class HopperWarp(Warp):
     def __init__(self, program, index, block: Block, parameters, memory, grid):
         super().__init__(program, index, block.place, parameters, block.shared, memory, True)
         self.own, self.cluster, self.index = block, block.cluster, index
-        self.special = {
+        self.own_special = {
             "%cluster_ctarank": block.rank, "%ctaid.z": block.place[2], "%nctaid.z": grid[2],
         }  # fmt: skip
         self.awaited: int | None = None  # of a barrier of the block, or of the cluster
@@ -187,21 +179,19 @@ class HopperWarp(Warp):
         """Go on until something is waited for; whether anything was done."""
         moved = False
         while not self.has_ended:
-            at = int(self.place.min())
-            active = self.place == at
+            at, there = self._next()
             predicate, negated, opcode, operands = self.instructions[at]
-            if predicate:
-                active = active & (self.registers[predicate] != negated)
-            self.place[self.place == at] += 1
+            active = self._where(there, predicate, negated)
+            self._go(there, at + 1)
             if opcode[0] == "bra":
-                self.place[active] = self.labels[operands[0]]
+                self._go(active, self.labels[operands[0]])
             elif opcode[0] == "ret":
-                self.place[active] = len(self.instructions)
-            elif not active.any():
+                self._go(active, len(self.instructions))
+            elif active is not ALL and not active.any():
                 continue
             elif getattr(self, f"_{opcode[0]}")(active, opcode, operands) is False:
                 assert active.all(), "all lanes of a warp wait together"
-                self.place[:] = at
+                self._go(ALL, at)
                 return moved
             elif opcode[0] in ("mbarrier", "bar", "barrier") and self.cluster.rng.random() < 0.3:
                 return True  # another warp may go first
@@ -210,8 +200,10 @@ class HopperWarp(Warp):
         return moved
 
     def _value(self, text, kind):
-        if text in self.special:
-            return np.full(WARP, self.special[text], np.uint32)
+        if text in self.registers:
+            return super()._value(text, kind)
+        if text in self.own_special:
+            return np.full(WARP, self.own_special[text], np.uint32)
         if isinstance(text, str) and (match := re.fullmatch(r"\w+_param_(\d+)", text)):
             return np.full(WARP, PARAMETER + int(match[1]), np.uint64)
         return super()._value(text, kind)

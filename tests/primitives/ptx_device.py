@@ -11,64 +11,32 @@ import itertools
 import operator
 import re
 import struct
+from functools import cache
 
 import numpy as np
 import torch
 
+from tests.primitives.device_memory import SHARED_BYTES, SHARED_START, Memory, Shared
+
 WARP = 32  # lanes
-SHARED_BYTES = 227 * 1024  # what a thread block may use at most, on sm_90
-SHARED_START = 1024  # the address of dynamic shared memory, aligned as kernels ask for it
-APART = 1 << 33  # bytes between tensors: offsets that wrap at 32 bits lead nowhere
+ALL = np.ones(WARP, bool)  # all lanes of a warp; `is ALL` tells it from others at once
 
 INTEGERS = {
     "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16,
     "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64,
     "u64": np.uint64, "b64": np.uint64,
 }  # fmt: skip
+# A register's dtype, and that of its bits, by the name that an instruction has for it.
+KINDS = {kind: (np.dtype(of), np.dtype(f"u{np.dtype(of).itemsize}"))
+         for kind, of in INTEGERS.items()}  # fmt: skip
+BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+FLOAT = np.dtype(np.float32), np.dtype(np.uint32)
 NAN = np.uint32(0x7FFFFFFF).view(np.float32)  # what conversions make of a NaN of 16 bits
 COMPARE = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
            "eq": operator.eq, "ne": operator.ne}  # fmt: skip
 # How many of the machine's instructions some of 64 bits take.
 WIDE = dict.fromkeys(("setp", "selp", "and", "or", "xor", "add", "sub"), 2) | {"max": 3, "min": 3}
 BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-
-
-class Memory:
-    """Global memory: tensors far apart from each other. No byte beside them may be used."""
-
-    def __init__(self, tensors):
-        self.bytes, self.start = [], []
-        for i, tensor in enumerate(tensors):
-            storage = tensor.untyped_storage()
-            flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            self.bytes.append(flat)
-            self.start.append((i + 1) * APART)
-        self.address = [
-            start + tensor.storage_offset() * tensor.element_size()
-            for start, tensor in zip(self.start, tensors, strict=True)
-        ]
-
-    def at(self, address: int, size: int) -> np.ndarray:
-        """The bytes at an address, as a view."""
-        which = address // APART - 1
-        assert 0 <= which < len(self.bytes), f"no tensor is at {address:#x}"
-        offset = address - self.start[which]
-        assert address % size == 0, f"{address:#x} is not aligned to {size} bytes"
-        assert offset + size <= len(self.bytes[which]), f"tensor {which} ends before {address:#x}"
-        return self.bytes[which][offset : offset + size]
-
-
-class Shared:
-    """The shared memory of a thread block. It holds NaNs at first."""
-
-    def __init__(self, size: int):
-        self.bytes = np.full(size, 0xFF, np.uint8)
-
-    def at(self, address: int, size: int) -> np.ndarray:
-        offset = address - SHARED_START
-        assert address % size == 0, f"{address:#x} is not aligned to {size} bytes"
-        assert 0 <= offset <= len(self.bytes) - size, f"shared memory does not reach {address:#x}"
-        return self.bytes[offset : offset + size]
 
 
 def parse(ptx: str) -> tuple[list, dict]:
@@ -95,8 +63,27 @@ def parse(ptx: str) -> tuple[list, dict]:
     return instructions, labels
 
 
+@cache
+def _number(text: str, kind: str) -> np.ndarray:
+    """A number in the text of a kernel, for 32 lanes. Nobody writes to it."""
+    dtype, bits = KINDS.get(kind, FLOAT)
+    if text.startswith("0f"):
+        return np.full(WARP, int(text[2:], 16), np.uint32).view(dtype)
+    return np.full(WARP, int(text, 0) % (1 << 8 * dtype.itemsize), bits).view(dtype)
+
+
+@cache
+def _parts_of_address(text: str) -> tuple[str, str, int]:
+    """The register or number of an address, the dtype of it, and the number of bytes behind it."""
+    base, _, offset = text[1:-1].partition("+")
+    return base, "u64" if base.startswith("%rd") else "u32", int(offset or 0)
+
+
 class Warp:
-    """32 lanes, each at an instruction of its own. Those that are furthest behind go first."""
+    """32 lanes, each at an instruction of its own. Those that are furthest behind go first.
+
+    together: at which instruction all lanes are. If it is None, `place` says where each of them is.
+    """
 
     def __init__(self, program, index, block, parameters, shared, memory, late):
         self.instructions, self.labels = program
@@ -104,27 +91,59 @@ class Warp:
         self.shared, self.memory, self.late = shared, memory, late
         self.thread = np.arange(WARP, dtype=np.uint32) + np.uint32(WARP * index)
         self.registers = {}
-        self.place, self.executed = np.zeros(WARP, np.int64), 0
+        self.special = {"%tid.x": self.thread, "%laneid": self.thread % WARP,
+                        "%ctaid.x": block[0], "%ctaid.y": block[1],
+                        "__dynamic_shmem__0": SHARED_START}  # fmt: skip
+        self.together, self.place, self.executed = 0, np.zeros(WARP, np.int64), 0
         self.started, self.groups = [], []  # copies by cp.async, of all lanes together
 
     @property
     def has_ended(self) -> bool:
-        return bool((self.place >= len(self.instructions)).all())
+        return self.behind >= len(self.instructions)
+
+    @property
+    def behind(self) -> int:
+        """The instruction of those lanes that are furthest behind."""
+        return int(self.place.min()) if self.together is None else self.together
+
+    def _next(self) -> tuple[int, np.ndarray]:
+        """The same, and which lanes are there."""
+        at = self.behind
+        if self.together is None:
+            active = self.place == at
+            if not active.all():
+                return at, active
+            self.together = at
+        return at, ALL
+
+    def _go(self, lanes: np.ndarray, to: int) -> None:
+        """Some lanes go on with an instruction."""
+        if lanes is ALL:
+            self.together = to
+        elif lanes.any():
+            if self.together is not None:
+                self.place, self.together = np.full(WARP, self.together), None
+            self.place[lanes] = to
+
+    def _where(self, active: np.ndarray, predicate: str | None, negated: bool) -> np.ndarray:
+        """Those lanes for which the predicate of an instruction holds."""
+        if not predicate:
+            return active
+        holds = active & (self.registers[predicate] != negated)
+        return ALL if holds.all() else holds
 
     def run(self) -> None:
         """Go on until a barrier of the block, or the end."""
         while not self.has_ended:
-            at = int(self.place.min())
-            active = self.place == at
+            at, there = self._next()
             predicate, negated, opcode, operands = self.instructions[at]
-            self.place[active] += 1
+            active = self._where(there, predicate, negated)
+            self._go(there, at + 1)
             self.executed += WIDE.get(opcode[0], 1) if opcode[-1][1:] == "64" else 1
-            if predicate:
-                active = active & (self.registers[predicate] != negated)
             if opcode[0] == "bra":
-                self.place[active] = self.labels[operands[0]]
+                self._go(active, self.labels[operands[0]])
             elif opcode[0] == "ret":
-                self.place[active] = len(self.instructions)
+                self._go(active, len(self.instructions))
             elif opcode[0] == "bar":
                 assert active.all(), "all lanes of a warp meet a barrier together"
                 if opcode[1] != "warp":
@@ -135,8 +154,8 @@ class Warp:
     # ---- operands
 
     def _value(self, text, kind: str) -> np.ndarray:
-        """An operand as 32 numbers of a dtype such as s32 or f32."""
-        dtype = np.dtype(INTEGERS.get(kind, np.float32))
+        """An operand as 32 numbers of a dtype such as s32 or f32. Nobody writes to them."""
+        dtype, unsigned = KINDS.get(kind, FLOAT)
         if isinstance(text, tuple):
             half = f"u{dtype.itemsize * 4}"
             parts = np.stack([self._value(part, half) for part in text], 1)
@@ -145,31 +164,24 @@ class Warp:
             bits = self.registers[text]
             if bits.dtype == bool:
                 return bits
-            return bits.astype(f"u{dtype.itemsize}").view(dtype)
-        special = {"%tid.x": self.thread, "%laneid": self.thread % WARP,
-                   "%ctaid.x": self.block[0], "%ctaid.y": self.block[1],
-                   "__dynamic_shmem__0": SHARED_START}  # fmt: skip
-        if text in special:
-            return np.full(WARP, special[text], dtype)
-        if text.startswith("0f"):
-            return np.full(WARP, int(text[2:], 16), np.uint32).view(dtype)
-        size = 8 * dtype.itemsize
-        return np.full(WARP, int(text, 0) % (1 << size), f"u{size // 8}").view(dtype)
+            return (bits if bits.dtype == unsigned else bits.astype(unsigned)).view(dtype)
+        if text in self.special:
+            return np.full(WARP, self.special[text], dtype)
+        return _number(text, kind)
 
     def _set(self, active, name: str, values: np.ndarray) -> None:
         """Registers are kept as bits, except predicates."""
         if name == "_":
             return
         if values.dtype != bool:
-            values = values.view(f"u{values.dtype.itemsize}")
-        if not active.all() and name in self.registers:
+            values = np.ascontiguousarray(values).view(BITS[values.dtype.itemsize])
+        if active is not ALL and name in self.registers and not active.all():
             values = np.where(active, values, self.registers[name])
         self.registers[name] = values
 
     def _address(self, text: str) -> np.ndarray:
-        base, _, offset = text[1:-1].partition("+")
-        kind = "u64" if base.startswith("%rd") else "u32"
-        return self._value(base, kind).astype(np.int64) + int(offset or 0)
+        base, kind, offset = _parts_of_address(text)
+        return self._value(base, kind).astype(np.int64) + offset
 
     # ---- arithmetic
 
@@ -376,16 +388,15 @@ class Warp:
             return
         names, addresses, size, memory = self._access(opcode, operands)
         found = np.zeros((WARP, len(names)), f"u{size}")
-        for lane in np.flatnonzero(active):
-            found[lane] = memory.at(int(addresses[lane]), size * len(names)).view(found.dtype)
+        if active.any():
+            found[active] = memory.load(addresses[active], size * len(names)).view(found.dtype)
         for i, each in enumerate(names):
             self._set(active, each, found[:, i])
 
     def _st(self, active, opcode, operands):
         names, addresses, size, memory = self._access(opcode, operands)
         values = np.stack([self._value(each, f"u{8 * size}") for each in names], 1)
-        for lane in np.flatnonzero(active):
-            memory.at(int(addresses[lane]), size * len(names))[:] = values[lane].view(np.uint8)
+        memory.store(addresses[active], values[active].view(np.uint8))
 
     def _cp(self, active, opcode, operands):
         if opcode[2] == "commit_group":
@@ -401,29 +412,28 @@ class Warp:
             assert opcode[1:] == ["async", "cg", "shared", "global"] and operands[2] == "16"
             read = self._value(operands[3], "u32") if len(operands) > 3 else np.full(WARP, 16)
             to, source = self._address(operands[0]), self._address(operands[1])
-            for lane in np.flatnonzero(active):
-                copy = int(to[lane]), int(source[lane]), int(read[lane])
-                if self.late:
-                    self.started.append(copy)
-                else:
-                    self._arrive(*copy)
+            copy = to[active], source[active], read[active].astype(np.int64)
+            if self.late:
+                self.started.append(copy)
+            else:
+                self._arrive(*copy)
 
-    def _arrive(self, to: int, source: int, read: int) -> None:
-        piece = self.shared.at(to, 16)
-        piece[:] = 0
-        if read:
-            piece[:read] = self.memory.at(source, 16)[:read]
+    def _arrive(self, to: np.ndarray, source: np.ndarray, read: np.ndarray) -> None:
+        """Copy the first bytes of pieces of 16, of which the rest is 0."""
+        pieces = np.zeros((len(to), 16), np.uint8)
+        if read.any():
+            pieces[read > 0] = self.memory.load(source[read > 0], 16)
+            pieces[np.arange(16) >= read[:, None]] = 0
+        self.shared.store(to, pieces)
 
     # ---- matrices
-
-    def _rows(self, address: np.ndarray, count: int) -> list[np.ndarray]:
-        """Rows of 16 bytes: those of matrix i are where lanes 8 i to 8 i + 7 say."""
-        return [self.shared.at(int(address[lane]), 16) for lane in range(8 * count)]
 
     def _ldmatrix(self, active, opcode, operands):
         assert active.all()
         names = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
-        rows = np.stack(self._rows(self._address(operands[1]), len(names))).view(np.uint16)
+        # Rows of 16 bytes: those of matrix i are where lanes 8 i to 8 i + 7 say.
+        places = self._address(operands[1])[: 8 * len(names)]
+        rows = self.shared.load(places, 16).view(np.uint16)
         for i, name in enumerate(names):
             matrix = rows[8 * i : 8 * i + 8]
             matrix = matrix.T if "trans" in opcode else matrix
@@ -433,32 +443,28 @@ class Warp:
     def _stmatrix(self, active, opcode, operands):
         assert active.all() and "trans" not in opcode
         names = operands[1] if isinstance(operands[1], tuple) else (operands[1],)
-        rows = self._rows(self._address(operands[0]), len(names))
-        for i, name in enumerate(names):
-            matrix = self._value(name, "u32").reshape(8, 4).view(np.uint8)
-            for row in range(8):
-                rows[8 * i + row][:] = matrix[row]
+        rows = [self._value(name, "u32").reshape(8, 4).view(np.uint8) for name in names]
+        self.shared.store(self._address(operands[0])[: 8 * len(names)], np.concatenate(rows))
 
     def _mma(self, active, opcode, operands):
         assert active.all() and opcode[3:6] == ["m16n8k16", "row", "col"] and opcode[6] == "f32"
-        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[opcode[7]]
-
-        def quarters(names):
-            """Each register as a matrix 8x8 of its pairs, lane 4 r + c holding pair c of row r."""
-            for name in names:
-                bits = self._value(name, "u32").reshape(8, 4).view(np.int16)
-                yield torch.from_numpy(bits.copy()).view(dtype).double().numpy()
-
         d, a, b, c = operands
-        a0, a1, a2, a3 = quarters(a)  # rows 0 and 8 of columns 0, then of columns 8
-        b0, b1 = quarters(b)  # one row for each column of the product
-        left = np.block([[a0, a2], [a1, a3]])
-        product = left @ np.hstack((b0, b1)).T
+        # Each register as a matrix 8x8 of its pairs, lane 4 r + c holding pair c of row r.
+        bits = np.stack([self._value(name, "u32") for name in (*a, *b)])
+        pairs = _floats(bits.view(np.uint16), opcode[7]).reshape(6, 8, 8).astype(np.float64)
+        a0, a1, a2, a3, b0, b1 = pairs  # of a: rows 0 and 8 of columns 0, then of columns 8
+        left = np.concatenate((np.hstack((a0, a2)), np.hstack((a1, a3))))
+        product = left @ np.hstack((b0, b1)).T  # of b: one row for each column of the product
         sums = np.stack([self._value(name, "f32") for name in c], 1).reshape(8, 4, 2, 2)
         # of lane 4 r + q: rows r and r + 8, columns 2 q and 2 q + 1
         sums = sums + product.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3)
         for i, name in enumerate(d):
             self._set(active, name, sums.reshape(WARP, 4)[:, i].astype(np.float32))
+
+
+def _floats(bits: np.ndarray, kind: str) -> np.ndarray:
+    """The numbers of 16 bits each, in float32 or float16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else bits.view("f2")
 
 
 def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from tests.primitives import ptx_device
-from tests.primitives.ptx_device import INTEGERS, SHARED_BYTES, WARP, Memory, Shared
+from tests.primitives.device_memory import SHARED_BYTES, Memory, Shared
+from tests.primitives.ptx_device import INTEGERS, WARP
 
 RANK = 1 << 24  # bytes between the shared memories of the blocks of a cluster
 # The loop around an attempt to wait, as CuTe-DSL writes it.
@@ -54,20 +55,18 @@ class RowWarp(ptx_device.Warp):
         Or "turn": the lanes have waited for each other only, and other warps run first.
         """
         while not self.has_ended:
-            at = int(self.place.min())
-            active = self.place == at
+            at, there = self._next()
             predicate, negated, opcode, operands = self.instructions[at]
-            if predicate:
-                active = active & (self.registers[predicate] != negated)
+            active = self._where(there, predicate, negated)
             if opcode[0] == "mbarwait" and active.any():
                 bar = self._barriers[int(self._address(operands[0])[active][0])]
                 if bar.phase == int(operands[1], 0):
                     return "bytes"
-            self.place[self.place == at] += 1
+            self._go(there, at + 1)
             if opcode[0] == "bra":
-                self.place[active] = self.labels[operands[0]]
+                self._go(active, self.labels[operands[0]])
             elif opcode[0] == "ret":
-                self.place[active] = len(self.instructions)
+                self._go(active, len(self.instructions))
             elif opcode[0] in ("bar", "barrier") and opcode[1] != "warp":
                 assert active.all(), "all lanes of a warp meet a barrier together"
                 if opcode[:2] == ["barrier", "cluster"] and opcode[2] == "arrive":
@@ -86,6 +85,8 @@ class RowWarp(ptx_device.Warp):
         return self.cluster[self.rank][1]
 
     def _value(self, text, kind):
+        if text in self.registers:
+            return super()._value(text, kind)
         special = {"%cluster_ctarank": self.rank, "%laneid": np.arange(WARP),
                    "%cluster_nctarank": len(self.cluster), "%ctaid.y": self.block[1]}  # fmt: skip
         if isinstance(text, str) and text in special:
@@ -272,10 +273,10 @@ def _run(warps: list[RowWarp]) -> None:
     state = dict.fromkeys(warps, "bytes")  # all may run
     while set(state.values()) != {"end"}:
         ready = [warp for warp in warps if state[warp] in ("bytes", "turn")]
-        before = [int(warp.place.min()) for warp in ready]
+        before = [warp.behind for warp in ready]
         for warp in ready:
             state[warp] = warp.run()
-        moved = any(int(w.place.min()) != at for w, at in zip(ready, before, strict=True))
+        moved = any(w.behind != at for w, at in zip(ready, before, strict=True))
         moved |= "turn" in state.values()
         for rank in {warp.rank for warp in warps}:
             of_block = [warp for warp in warps if warp.rank == rank]

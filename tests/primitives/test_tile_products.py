@@ -3,6 +3,7 @@
 import functools
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,8 @@ from htile.build.compile import _dynamic_shared
 from htile.build.cubin import read_resources
 from htile.types.register import WarpLayout
 from tests.primitives.device_code import ARCHS
-from tests.primitives.ptx_device import Memory, launch
+from tests.primitives.device_memory import Memory
+from tests.primitives.ptx_device import launch
 
 BF16, F16 = torch.bfloat16, torch.float16
 MAJORS = ("k", "mn")
@@ -200,8 +202,28 @@ def test_an_access_beyond_a_tensor_is_seen():
     for address, message in ((64, "tensor 0 ends before"), (4, "not aligned to 8 bytes")):
         with pytest.raises(AssertionError, match=message):
             memory.at(memory.address[0] + address, 8)
+        with pytest.raises(AssertionError, match=message):
+            memory.load(memory.address[0] + np.array([0, address, 56]), 8)
+        with pytest.raises(AssertionError, match=message):
+            memory.store(memory.address[0] + np.array([0, address]), np.zeros((2, 8), np.uint8))
     with pytest.raises(AssertionError, match="no tensor is at"):
         memory.at(3 * memory.address[0], 8)
+    with pytest.raises(AssertionError, match="no tensor is at"):
+        memory.load(memory.address[0] * np.array([1, 3]), 8)
+
+
+def test_an_access_of_many_addresses_is_one_of_each():
+    """The last one wins where several write to one address; and addresses of several tensors."""
+    tensors = torch.arange(8), torch.arange(100, 104)
+    memory = Memory(tensors)
+    first, second = memory.address
+    for places in ([first + 8, first + 56, first + 8], [first, second + 16, second + 24]):
+        found = memory.load(np.array(places), 8).view(np.int64)[:, 0]
+        assert found.tolist() == [int(memory.at(each, 8).view("int64")[0]) for each in places]
+        values = np.arange(20, 23)
+        memory.store(np.array(places), values[:, None].view(np.uint8))
+    assert tensors[0].tolist() == [20, 22, 2, 3, 4, 5, 6, 21]
+    assert tensors[1].tolist() == [100, 101, 21, 22]
 
 
 # ---- mistakes of callers -------------------------------------------------------------------------
