@@ -37,6 +37,10 @@ def pytest_addoption(parser):
         "--update-golden", action="store_true", help="rewrite tests/golden with what is emitted"
     )
     parser.addoption("--part", metavar="K/N", help="only every N-th test, from the K-th on")
+    parser.addoption(
+        "--full-product", action="store_true",
+        help="compile all functions in all ways, where tests take some that have each pair",
+    )  # fmt: skip
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,7 +1,9 @@
 """Kernels of products: what they are compiled to, and which tile they get."""
 
+import functools
 import itertools
 import time
+from collections import Counter
 from dataclasses import replace
 from statistics import geometric_mean
 
@@ -109,18 +111,67 @@ def test_a_constant_row_is_as_wide_as_the_groups_of_columns():
     assert_close(beside_zeros, result, *args)
 
 
-@pytest.mark.parametrize("major", ["k", "mn"])
-@pytest.mark.parametrize("f", FORMS, ids=lambda f: f._signature.name)
-def test_tiles_compile_without_a_stack(f, major):
+MAJORS = "k", "mn"
+
+
+@functools.cache
+def some_tiles_of(f, major):
     """The widest tiles and others of each form, with few rows, and elements read one by one."""
-    kernel = fused_of(f, 512, 128)
-    found = products.some_tiles(tiles(kernel, major, DEFAULT))
-    for k, tile in enumerate(found):
-        if k % 4 != FORMS.index(f) and tile.columns < 192:
-            continue  # another function has it
+    found = []
+    for k, tile in enumerate(products.some_tiles(tiles(fused_of(f, 512, 128), major, DEFAULT))):
         a_rows = 16 if (tile.rows, tile.cluster) == (64, 1) and k % 3 else 0
-        tile = replace(tile, stages=3, a_rows=a_rows)
-        source = emit(kernel, tile, major, in_pairs=not a_rows)
+        found.append(replace(tile, stages=3, a_rows=a_rows))
+    return found
+
+
+def covered(f, major, tile):
+    """What need not be compiled once more if a function has this tile."""
+    form = tile.rows, tile.in_turns, tile.parts
+    alike = [t for t in some_tiles_of(f, major) if (t.rows, t.in_turns, t.parts) == form]
+    if tile.columns < max(t.columns for t in alike if t.cluster == tile.cluster):
+        return {tile}
+    return {tile, (f, form), (f, major, tile.a_rows), (major, form, tile.cluster)}
+
+
+def sums_of(tile):
+    """How many sums a thread has, and what else makes its code long."""
+    sums = tile.rows * tile.columns // (1 if tile.in_turns else tile.warp_groups)
+    return sums, tile.in_turns, tile.parts, tile.cluster
+
+
+@functools.cache
+def selected():
+    """Some of all (function, layout, tile), which `test_tiles_compile_without_a_stack` tells of."""
+    every = [(f, major, tile) for f, major in itertools.product(FORMS, MAJORS)
+             for tile in some_tiles_of(f, major)]  # fmt: skip
+    chosen = [(f, major, max(some_tiles_of(f, major), key=sums_of))
+              for f, major in itertools.product(FORMS, MAJORS)]  # fmt: skip
+    gains = {each: covered(*each) for each in every}
+    left = set().union(*gains.values()).difference(*(gains[each] for each in chosen))
+    had = Counter(each[:2] for each in chosen)
+    while left:  # the one that covers the most of what is left, where the fewest were chosen
+        best = max(every, key=lambda each: (len(gains[each] & left), -had[each[:2]]))
+        chosen.append(best)
+        had[best[:2]] += 1
+        left -= gains[best]
+    return chosen
+
+
+@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize("f", FORMS, ids=lambda f: f._signature.name)
+def test_tiles_compile_without_a_stack(f, major, pytestconfig):
+    """Tiles of each form, with few rows, and elements read one by one.
+
+    Their full product with functions and layouts takes minutes: `--full-product` has it. Else each
+    function has in each layout the tile with the most sums of a thread, and a tile with few rows.
+    It has the widest tile of each form, be it for a cluster or not. Each layout has these for a
+    cluster and for none, and each narrower tile is compiled with some function.
+    """
+    every = pytestconfig.getoption("--full-product")
+    found = [each[2] for each in selected() if each[:2] == (f, major)]
+    kernel = fused_of(f, 512, 128)
+    for tile in some_tiles_of(f, major) if every else found:
+        source = emit(kernel, tile, major, in_pairs=not tile.a_rows)
         used = build(source, kernel_name(kernel.graph), "sm_90a").resources
         assert used.stack == 0 and used.dynamic_shared <= SHARED_LIMIT
 
