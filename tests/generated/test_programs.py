@@ -19,8 +19,10 @@ from htile.frontend.graph import Role
 from htile.frontend.ops import MOVEMENTS, SCANS, Op
 from htile.frontend.reference import evaluate
 from htile.frontend.roles import classify
-from htile.lower import choose, enumerate_plans
+from htile.lower import choose
+from htile.lower.choice.enumeration import plans_of_work
 from htile.lower.plan import ROWS
+from htile.lower.work import Work
 from tests.request_of import request_of
 
 from .measure import check
@@ -114,7 +116,8 @@ def test_bits_hang_on_n_dtypes_and_architecture_alone():
     """Whatever the alignment, the batch, its dimensions and aliases: the same numerics."""
     for seed in SEEDS:
         kernel = kernel_of(seed)
-        graph, target = kernel.graph, kernel.plan.target
+        target = kernel.plan.target
+        work = Work(kernel.graph, target.fastmath)  # the same for every call
         for name in ("sm_80", "sm_90a"):
             calls = [
                 replace(target, arch=arch_named(name), align=align, rows=rows, aliases=aliases)
@@ -122,7 +125,7 @@ def test_bits_hang_on_n_dtypes_and_architecture_alone():
                 for rows in ROWS
                 for aliases in ((), (("out", "x"),))
             ]
-            found = {choose(enumerate_plans(graph, call)).numerics for call in calls}
+            found = {choose(plans_of_work(work, call)).numerics for call in calls}
             assert len(found) == 1, f"{found}\n{program(seed)}"
 
 
