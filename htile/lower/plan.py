@@ -186,11 +186,6 @@ class Placement:
     blocks: int = 0
     apart: bool = False
 
-    @property
-    def are_columns_late(self) -> bool:
-        """Whether columns take no registers before they are first used."""
-        return self.columns != "early"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -229,7 +224,7 @@ class Plan:
     @cached_property
     def late_columns(self) -> tuple[Input, ...]:
         """The columns of a held row that are loaded by the first sweep that reads them."""
-        if not self.placement.are_columns_late:
+        if self.placement.columns == "early":
             return ()
         first = 1 if self.placement.columns == "staged" else 0
         return tuple([i for sweep in self.sweeps.all[first:] for i in sweep.columns])
@@ -300,8 +295,9 @@ class Plan:
         tiles = 0
         if place.loader == "shared":
             tiles = self.rows_per_block * place.shares * num.share_bytes(work)
-        sizes = [i.dtype.itemsize for i in self.staged_columns]
-        tiles += place.num_threads * self.turns * self.elements_per_thread * sum(sizes)
+        if place.columns == "staged":
+            sizes = [i.dtype.itemsize for i in self.staged_columns]
+            tiles += place.num_threads * self.turns * self.elements_per_thread * sum(sizes)
         if not place.shifted:
             return tiles
         if self.rows_home is Home.REREAD:  # each chunk is stored by itself
@@ -321,7 +317,7 @@ class Plan:
             return self.work.homes_in_loops(self.rows_home)
         if self.stretches:
             return homes(self)
-        crossing = self.work.crossing(self.sweeps, self.placement.are_columns_late)
+        crossing = self.work.crossing(self.sweeps, self.placement.columns != "early")
         return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
 
     @cached_property
@@ -338,7 +334,7 @@ class Plan:
         """
         if self.placement.blocks or self.numerics.in_loops:
             return True
-        words = self.work.held_words(self.sweeps, self.placement.are_columns_late)
+        words = self.work.held_words(self.sweeps, self.placement.columns != "early")
         return words * self.elements_per_thread >= HELD_REGISTERS
 
     @property

@@ -1,4 +1,4 @@
-"""What plans of shifted rows take of shared memory, counted apart from what plans say."""
+"""What plans take of shared memory beside rows, counted apart from what plans say."""
 
 from collections import Counter
 
@@ -7,15 +7,25 @@ from htile.lower.steps import Home
 
 
 def staged_bytes(plan):
-    """Bytes of shared memory through which shifted results go that take no row's place there."""
+    """Bytes for staged columns, and for shifted results that take the place of nothing else."""
     threads, vec = plan.placement.num_threads, plan.numerics.vec_size
     vectors = plan.turns * plan.chunks
+    columns = [i.dtype.itemsize for i in plan.staged_columns]
+    tile = threads * vectors * vec
+    if not plan.placement.shifted:
+        return tile * sum(columns)
     results = [o.dtype.itemsize for o in plan.graph.outputs if o.is_row]
     rows = [i.dtype.itemsize for i in plan.graph.inputs if i.role is Role.ROW]
     if plan.rows_home is Home.SHARED:
         own = list((Counter(results) - Counter(rows)).elements())
-        return sum(threads * vectors * vec * size for size in own)
+        return tile * sum(own)
     if plan.rows_home is Home.REREAD:
         vectors = 1
     most = max(1, 48 * 1024 // (threads * 16))
-    return sum(threads * min(vectors, most) * vec * size for size in set(results))
+    if plan.rows_home is Home.REGISTERS:  # only results of the last sweep take a column's place
+        last = [o.dtype.itemsize for o in plan.sweeps.all[-1].stores if o.is_row]
+        taken = Counter(last) & Counter(columns)
+    else:
+        taken = Counter(results) & Counter(columns)
+    own = (Counter(results) - taken).elements()
+    return tile * sum(columns) + sum(threads * min(vectors, most) * vec * s for s in {*own})

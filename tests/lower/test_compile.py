@@ -56,8 +56,7 @@ def check(kernel):
     if plan.placement.loader == "shared":
         elements = plan.elements_per_thread * used.threads
         tile = sum(elements * i.dtype.itemsize for i in plan.graph.inputs if i.role.value == "row")
-    if plan.placement.shifted:
-        tile += staged_bytes(plan)
+    tile += staged_bytes(plan)
     warps = used.threads // 32 * plan.numerics.cluster_n
     # at most 8 bytes for a warp and a slot, and an mbarrier for a slot
     buffer = (warps + 1) * plan.slots * 8

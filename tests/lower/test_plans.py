@@ -145,7 +145,7 @@ def check_plan(plan, arch):
         assert place.loader == "direct"
     if place.shifted:
         assert num.in_loops or place.loader == "direct", "rows come through registers anyway"
-        shared += staged_bytes(plan)
+    shared += staged_bytes(plan)
     assert shared <= SHARED_KIB[arch] * 1024
 
 

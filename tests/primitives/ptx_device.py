@@ -409,7 +409,8 @@ class Warp:
             for copy in itertools.chain.from_iterable(ready):
                 self._arrive(*copy)
         else:
-            assert opcode[1:] == ["async", "cg", "shared", "global"] and operands[2] == "16"
+            assert opcode[1] == "async" and opcode[2] in ("cg", "ca"), "which caches is no matter"
+            assert opcode[3:] == ["shared", "global"] and operands[2] == "16"
             read = self._value(operands[3], "u32") if len(operands) > 3 else np.full(WARP, 16)
             to, source = self._address(operands[0]), self._address(operands[1])
             copy = to[active], source[active], read[active].astype(np.int64)

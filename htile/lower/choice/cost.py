@@ -232,7 +232,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         beyond = [i for i in row_loads if i in work.beyond]
         shared += elements * _lines(num, beyond)
         computed += EACH[rows_home][0] * len(beyond)
-    shared += elements * _staged_lines(plan)
+    if place.columns == "staged":
+        shared += elements * _staged_lines(plan)
     own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)
     return Features(
         bytes=rows * (read + written - own - shared_by_rows),

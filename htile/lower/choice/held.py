@@ -84,13 +84,13 @@ class HeldPlans(Space):
             loaders["direct"] = 0
             if self.is_shifted:  # such rows come through registers anyway
                 loaders = {"direct": staged_bytes(self.work.writes, self.vec, chunks, threads)}
-            fit = self.arch.registers // (threads * _whole_registers(held + others))
             ways: dict[tuple[str, str], int] = {}
             for loader, tiles in loaders.items():
                 if may_stage and rows == 1:
                     moves = (loader, "staged", self.target.align, self.is_shifted)
                     staged = Plan(self.work, self.target, numerics, Placement(threads, *moves))
                     more = staged.tile_bytes + ACCESS_BYTES * len(behind)  # a vector behind each
+                    fit = self.arch.registers // (threads * _whole_registers(held + others))
                     if self.arch.fitting(more) >= min(fit, self.arch.fitting(tiles)):
                         ways[loader, "staged"] = more  # as many CTAs fit as without
                 ways[loader, columns] = tiles

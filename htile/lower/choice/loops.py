@@ -55,9 +55,7 @@ LONG_SHARES = 4  # If there are many very long rows, one CTA may have this many 
 # key says. The values are the most shares, the most chunks that a thread has in all of them, and
 # the most threads of a CTA that works on some of them at a time.
 KEPT_SHARES = {256: (2, 8, 256), 1024: (8, 16, 512)}
-# This many CTAs must fit on a multiprocessor that keep several shares of rows in shared memory, or
-# rows and columns.
-KEPT_BLOCKS = 3
+KEPT_BLOCKS = 3  # This many CTAs with several shares each must fit on a multiprocessor.
 # A CTA may have so many shares of a streamed row that the row has this many CTAs left, or half of
 # its cluster if that is fewer. The key is the number of rows from which on this holds.
 STREAMED_CTAS = {64: 2, 256: 1, 1024: 4}
@@ -118,13 +116,12 @@ class LoopPlans(Space):
     def _columns_of_loops(self, rows: Home) -> tuple[str, ...]:
         """How the columns of loops may be loaded, if the rows live at `rows`.
 
-        Rows in shared memory leave little of it, and shifted results take some. There staged
-        columns pay if they have no more bytes than the rows, and if no row is shifted.
+        Beside shifted rows in shared memory, which need some for their results too, staged columns
+        leave room for too few CTAs. Without clusters nobody has measured them.
         """
+        may_stage = rows is Home.PACKED
         if rows is Home.SHARED:
-            may_stage = not self.is_shifted and self.work.column_bytes <= self.work.row_bytes
-        else:
-            may_stage = rows is Home.PACKED
+            may_stage = not self.is_shifted and self.arch.max_cluster > 1
         return ("staged", "late") if may_stage and self._may_stage(self.work.columns) else ("late",)
 
     def _placed_loops(
@@ -151,9 +148,10 @@ class LoopPlans(Space):
         more = ACCESS_BYTES * tensors * self.is_shifted
         if tiles + more > self._free_bytes(loops, numerics, numerics.threads_per_row):
             return
-        code = self._written_out(chunks, unroll, prefetch, rows) * turns
-        keeps_more = shares > 1 or (staged and rows is Home.SHARED)
-        if (shares > 1 and code > most) or (keeps_more and self.arch.fitting(tiles) < KEPT_BLOCKS):
+        if shares > 1 and (
+            self._written_out(chunks, unroll, prefetch, rows) * turns > most
+            or self.arch.fitting(tiles) < KEPT_BLOCKS
+        ):
             return
         blocks = 0
         if packed:

@@ -76,7 +76,7 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
         not num.joint,
         0 if in_loops else abs(place.num_threads - block),
         place.loader != loader,
-        place.are_columns_late != (preference.columns == "late"),
+        (place.columns == "early") != (preference.columns == "early"),
         abs(place.shares - preference.shares),
         abs(place.abreast - preference.abreast),
     )

@@ -55,7 +55,7 @@ def estimated_registers(plan: Plan) -> float:
 
 def _held_registers(plan: Plan) -> float:
     """Those of a thread that holds its elements of a row."""
-    work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.are_columns_late
+    work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.columns != "early"
     fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
     least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
     words = 0.0
