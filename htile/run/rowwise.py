@@ -393,7 +393,7 @@ class Rowwise(Ahead):
         wanted: any field of a plan. Some are numerics, which change bits: threads_per_row,
             cluster_n (how many shares a row has), form ("held", "loops" or "streamed"). Others are
             placement, which changes no bit: num_threads, loader ("shared", "direct" or "packed"),
-            columns ("early", "late" or "staged"), shares. `inspect(...).plan.properties()` has them all.
+            columns ("early", "late" or "staged"), shares. `inspect(...).plan.properties()` has all.
 
             wide = softmax.with_plan(threads_per_row=256, loader="shared")
 
