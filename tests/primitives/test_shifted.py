@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("cutlass")
 
@@ -153,6 +154,35 @@ def test_rows_that_begin_anywhere(case):
     assert error <= 2**-8, "one unit in the last place"
     for other in found[1:]:
         assert torch.equal(other.view(torch.int16), found[0].view(torch.int16))
+
+
+def weighted(x, w, b):
+    """A sum that needs all elements of a column behind an exchange."""
+    h = F.gelu(x - x.mean(-1, keepdim=True))
+    s = (w * h).sum(-1, keepdim=True)
+    return h * s + s * b
+
+
+@pytest.mark.parametrize("n", [2473, 5000])
+def test_an_exchange_needs_all_of_a_staged_column(n):
+    """Computed a vector at a time. Rows of 5000 elements are aligned, and so not shifted."""
+    torch.manual_seed(n)
+    x = torch.randn(2, n).to(BF16)
+    w, b = (as_memory(torch.randn(n).to(BF16)) for _ in range(2))
+    rows, result = rows_at(x, 0, n), rows_at(torch.zeros_like(x), 0, n)
+    plans = htile.rowwise(weighted).with_plan(form="held", cluster_n=1, **STAGED)
+    kernel = next(
+        kernel
+        for threads in (64, 128, 160, 256, 320)
+        if (kernel := plans.with_plan(threads_per_row=threads).inspect(rows, w, b, arch="sm_90a"))
+        and kernel.plan.stretches
+    )
+    staged = {i.id for i in kernel.plan.staged_columns}
+    assert any(staged & {*stretch.whole} for stretch in kernel.plan.stretches)
+    run(kernel, [rows, w, b], [result], 2)
+    expected = weighted(x.double(), w.double(), b.double())
+    error = (result.double() - expected).abs().max() / expected.abs().max()
+    assert error <= 2**-8, "one unit in the last place"
 
 
 @pytest.mark.parametrize("plan", [HELD, {**LOOPS, "loader": "packed"}], ids=["held", "loops"])

@@ -143,9 +143,10 @@ class LoopPlans(Space):
         moves = (loader, columns, self.target.align, self.is_shifted)
         placement = Placement(threads, *moves, shares, abreast, unroll, prefetch)
         tiles = Plan(self.work, self.target, numerics, placement).tile_bytes
-        # One vector more follows each row in shared memory, if results may take its place.
-        tensors = len(self.work.rows) + len(self.work.writes) + staged * len(self.work.columns)
-        more = ACCESS_BYTES * tensors * self.is_shifted
+        # One vector more follows each row in shared memory, if results may take its place, and each
+        # staged column.
+        tensors = (len(self.work.rows) + len(self.work.writes)) * self.is_shifted
+        more = ACCESS_BYTES * (tensors + staged * len(self.work.columns))
         if tiles + more > self._free_bytes(loops, numerics, numerics.threads_per_row):
             return
         if shares > 1 and (

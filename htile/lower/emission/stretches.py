@@ -42,7 +42,9 @@ def print_stretch(names: Names, stretch: Stretch) -> list[str]:
     inputs = {i.id: i for i in (*plan.work.rows, *plan.work.columns)}
     for id in stretch.whole:
         if id in inputs:
-            lines += assign(names, inputs[id], f"{names.fragments[inputs[id]]}.load()")
+            held = names.fragments[inputs[id]]
+            held = f"ctx.read_row({held})" if inputs[id] in names.staged else held
+            lines += assign(names, inputs[id], f"{held}.load()")
         else:
             lines.append(f"{INDENT}{names.values[id]} = {names.held[id]}.load()")
     for step in stretch.factors:
