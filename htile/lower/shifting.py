@@ -28,7 +28,7 @@ ON_THEIR_WAY = {Home.SHARED: 3, Home.PACKED: 5}
 STAGED_BYTES = 48 << 10
 # Shifted rows take so many times as long as the parts of their time say, in loops by where the rows
 # live, and held beside columns that are loaded late. Chosen on 78 cells of long odd rows of the
-# fitting half (one H200, 2026-11-28): the regret is 1.042 with these, and 1.085 without.
+# fitting half (one H200, 2026-11-28): the regret is 1.042 with these, and 1.084 without.
 LONGER_LOOPS, LONGER_LATE = {Home.SHARED: 1.3, Home.PACKED: 1.2, Home.REREAD: 1.1}, 1.1
 
 

@@ -10,7 +10,7 @@ import htile
 from htile.build.arch import arch_named
 from htile.build.compile import build
 from htile.lower import choose, enumerate_plans
-from htile.lower.choice.space import MIN_CLUSTER_N
+from htile.lower.choice.bounds import MIN_CLUSTER_N
 from htile.testing import assert_close
 from tests.request_of import request_of
 

@@ -12,10 +12,10 @@ from ...frontend.graph import Graph
 from ..over_rows import plans_over_rows
 from ..plan import ROWS, Plan, Target
 from ..work import Work
+from .bounds import MIN_CLUSTER_N
 from .cost import is_computing
 from .held import HeldPlans
 from .loops import LoopPlans
-from .space import MIN_CLUSTER_N
 
 FEWEST_APART = 256  # From so many rows on, the CTAs of a row may start apart from each other.
 

@@ -12,7 +12,7 @@ from ..ranks import ROWS_TOGETHER
 from ..shifting import staged_bytes
 from ..sweeps import Sweeps
 from ..vectors import WARP
-from .space import Space
+from .bounds import Bounds
 
 BLOCKS = (64, 128, 256, 512, 1024)  # threads of a CTA whose rows have 2**k threads each
 # A lane takes this many instructions at most for the elements of a row that it holds, if more lanes
@@ -25,7 +25,7 @@ RANKS_REGISTERS = 16  # and this many more where it looks for ranks together wit
 COLUMN_THREADS = 1536
 
 
-class HeldPlans(Space):
+class HeldPlans(Bounds):
     """A row is held as far as the registers of a thread go."""
 
     def held_in_clusters(self) -> Iterator[Plan]:

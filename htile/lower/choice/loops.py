@@ -14,7 +14,7 @@ from ..plan import ROWS, Form, Numerics, Placement, Plan
 from ..reductions import MOMENTS, VERY_LONG_N
 from ..shifting import ON_THEIR_WAY, shifting
 from ..steps import Home
-from .space import FEW_TENSORS, Space
+from .bounds import FEW_TENSORS, Bounds
 
 UNROLLED_CHUNKS = 8  # A loop over at most this many chunks of a thread is written out.
 UNROLL = 4  # The body of a longer loop works on this many chunks, if nothing is prefetched.
@@ -65,7 +65,7 @@ STREAMED_PAIRS = {64: (8,), 256: (16, 8), 1024: (16,)}
 STREAMED_CHUNKS = 32
 
 
-class LoopPlans(Space):
+class LoopPlans(Bounds):
     """A row has several chunks, and lives in shared or global memory, or packed in registers."""
 
     def in_loops(self) -> Iterator[Plan]:

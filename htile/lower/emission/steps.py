@@ -49,8 +49,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                 part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
                 read = f"{part}.{verb}({names.chunk(i)})"
                 if i in names.staged:
-                    is_chunk = i in names.fragments
-                    tile = names.fragments[i] if is_chunk else f"{names.staged[i]}.arrived()"
+                    tile = names.fragments.get(i, f"{names.staged[i]}.arrived()")
                     read = f"{ctx}.read_row({tile})"
                 elif step.home in (Home.SHARED, Home.PACKED):
                     read = f"{ctx}.read_row({names.fragments[i]})"

@@ -1,4 +1,4 @@
-"""What the plans of one graph on one target have in common, however its rows are kept."""
+"""What bounds the plans of one graph on one target, however its rows are kept."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FEW_TENSORS = 5
 SCAN_REGISTERS = 2  # A scan needs so many words of its result for each vector of a thread.
 
 
-class Space:
-    """What bounds the plans of a graph on a target."""
+class Bounds:
+    """The numbers and the questions that both kinds of plans share."""
 
     def __init__(self, work: Work, target: Target):
         self.work, self.target = work, target
