@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Output
 from .steps import Home
+from .stretches import STAGED_N, is_light, may_read_by_vectors
 from .work import Work
 
 if TYPE_CHECKING:
@@ -30,14 +31,31 @@ STAGED_BYTES = 48 << 10
 # live, and held beside columns that are loaded late. Chosen on 78 cells of long odd rows of the
 # fitting half (one H200, 2026-11-28): the regret is 1.042 with these, and 1.084 without.
 LONGER_LOOPS, LONGER_LATE = {Home.SHARED: 1.3, Home.PACKED: 1.2, Home.REREAD: 1.1}, 1.1
+# The same of long held rows beside staged columns: where a thread has too few elements to read them
+# by vectors, and where it reads several so. Chosen on 100 timings of norms of odd rows (one H200,
+# 2026-11-28). These have at most MEASURED_ROWS rows, of 16 bits, and light elements.
+LONGER_FEW, BY_VECTORS, MEASURED_ROWS = 1.1, 0.96, 2
 
 
 def longer(plan: Plan) -> float:
     """How many times as long a plan of shifted rows takes as the parts of its time say."""
     if plan.rows_home is not Home.REGISTERS:
         return LONGER_LOOPS[plan.rows_home]
+    if plan.placement.columns == "staged":
+        return _longer_staged(plan)
     waits = plan.late_columns and plan.placement.columns == "late" and plan.rows_per_block == 1
     return LONGER_LATE if waits else 1.0
+
+
+def _longer_staged(plan: Plan) -> float:
+    """The same of a plan with staged columns."""
+    work = plan.work
+    is_measured = plan.graph.n > STAGED_N and len(work.rows) <= MEASURED_ROWS
+    if not is_measured or work.is_wide or not is_light(plan):
+        return 1.0
+    if not may_read_by_vectors(plan):
+        return LONGER_FEW
+    return BY_VECTORS if len(work.columns) > 1 else 1.0
 
 
 def shifting(work: Work, home: Home) -> tuple[float, int]:

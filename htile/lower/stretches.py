@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 # takes so many instructions. Both were chosen on 319 held plans of the fitting half. With this rule
 # they take .99 of the time in the mean, and at most 1.11 times as long (`docs/traps.md`).
 LEAST_SAVED, LEAST_INSTRUCTIONS = 1.0, 10
+# Beside staged columns elements may take fewer instructions, if it saves STAGED_SAVED registers for
+# each: the compiler would load whole columns from shared memory at once. Of shifted rows only those
+# of more than STAGED_N elements gain, where a thread has STAGED_ELEMENTS or more. These were chosen
+# on the norms of the benchmarks (`docs/traps.md`).
+STAGED_SAVED, STAGED_ELEMENTS, STAGED_N = 1.5, 40, 8192
 # Loops over rows have few threads, which may have all registers. They gain only where elements take
 # so many. This was chosen on 28 gradients with weights.
 LEAST_OVER_ROWS = 200
@@ -72,8 +77,9 @@ class Stretch(NamedTuple):
 
 def stretches(plan: Plan) -> tuple[Stretch, ...]:
     """The stretches of a plan, if its kernel is faster by vectors, and else none."""
-    is_short = plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
-    if is_short or plan.chunks < 2 or plan.numerics.in_loops or not _is_plain(plan):
+    if is_light(plan) and not may_read_by_vectors(plan):
+        return ()
+    if plan.chunks < 2 or plan.numerics.in_loops or not _is_plain(plan):
         return ()
     of_statements = _words_of_statements(plan)
     if plan.graph.over_rows:
@@ -82,9 +88,23 @@ def stretches(plan: Plan) -> tuple[Stretch, ...]:
             return ()
     ways = [_divided(plan, again) for again in ({}, _cheap(plan))]
     ways = [found for found in ways if _can_keep(plan.graph, found)]
+    least = STAGED_SAVED if is_light(plan) else LEAST_SAVED
     best = min(ways, key=lambda found: _widest(plan, found), default=[])
-    saves = best and of_statements - _widest(plan, best) >= LEAST_SAVED
+    saves = best and of_statements - _widest(plan, best) >= least
     return tuple(best) if saves else ()
+
+
+def is_light(plan: Plan) -> bool:
+    """Whether an element takes so few instructions that whole rows are mostly as good."""
+    return plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
+
+
+def may_read_by_vectors(plan: Plan) -> bool:
+    """Whether staged columns of light elements are read by vectors, if that saves registers."""
+    if plan.placement.columns != "staged" or not is_light(plan):
+        return False
+    is_long = plan.graph.n > STAGED_N and plan.elements_per_thread >= STAGED_ELEMENTS
+    return is_long or not plan.placement.shifted
 
 
 def homes(plan: Plan) -> dict[int, Home]:

@@ -9,11 +9,14 @@ from htile.frontend.graph import Role
 from htile.lower import printed
 from htile.testing import assert_close
 from tests.lower.test_stretches import (
+    BESIDE_STAGED,
     BF16,
     FUNCTIONS,
+    LIGHT,
     STRETCHED,
     as_statements,
     beside_integers,
+    beside_staged,
     held_plans,
     kernel,
     masked_twice,
@@ -41,9 +44,12 @@ SHAPES = {Role.ROW: (ROWS, "n"), Role.PER_ROW: (ROWS,), Role.COLUMN: ("n",)}
 def texts(name, trains, n):
     """A plan's kernel in both forms."""
     found = kernel(*FUNCTIONS[name], n, trains=trains)
-    plan = next(plan for plan in held_plans(found) if plan.stretches)
+    return found, in_both(found, next(plan for plan in held_plans(found) if plan.stretches))
+
+
+def in_both(found, plan):
     both = [printed(found.lowered.traced, each) for each in (plan, as_statements(plan))]
-    return found, [(one.source, one.function, plan.target.arch.name) for one in both]
+    return [(one.source, one.function, plan.target.arch.name) for one in both]
 
 
 def case(name, n, dtype, device="meta"):
@@ -82,13 +88,29 @@ def jobs(arch):
     for case_of in MIXED:
         f, args = mixed(*case_of)
         yield job(f, args, arch)
+    for name in LIGHT:
+        for n in BESIDE_STAGED:
+            for text in in_both(*beside_staged(name, n)):
+                yield build, text
 
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("name, trains", STRETCHED)
 def test_bits(name, trains, n, device):
-    found, both = texts(name, trains, n)
     seed(name, trains, n)
+    assert_same_bits(*texts(name, trains, n), n, device)
+
+
+@pytest.mark.parametrize("n", BESIDE_STAGED)
+@pytest.mark.parametrize("name", LIGHT)
+def test_bits_beside_staged_columns(name, n, device):
+    seed(name, n)
+    found, plan = beside_staged(name, n)
+    assert_same_bits(found, in_both(found, plan), n, device)
+
+
+def assert_same_bits(found, both, n, device):
+    """Of random rows, some of which are not finite."""
     given = []
     for i in found.graph.inputs:
         shape = [n if size == "n" else size for size in SHAPES[i.role]]

@@ -77,6 +77,15 @@ def rms_norm(x, weight):
     return F.rms_norm(x, x.shape[-1:], weight)
 
 
+def layer_norm(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def residual_norm(x, z, weight):
+    h = x + z
+    return F.rms_norm(h, h.shape[-1:], weight), h
+
+
 # Each function with how many rows and columns it takes.
 FUNCTIONS = {
     f.__name__: (f, rows, columns)
@@ -86,6 +95,11 @@ FUNCTIONS = {
     )
 }  # fmt: skip
 FORWARD = ("layer_norm_gelu", "divergence", "gated", "masked")
+# Those whose elements are light, and lengths at which staged columns are read by vectors.
+LIGHT = {f.__name__: (f, rows, columns) for f, rows, columns in (
+    (layer_norm, 1, 2), (residual_norm, 2, 1),
+)}  # fmt: skip
+BESIDE_STAGED = (6144, 12589, 50257)
 STRETCHED = [(name, False) for name in FORWARD] + [(name, True) for name in FUNCTIONS]
 
 
@@ -167,6 +181,39 @@ def test_fewer_registers(name, trains):
     assert "range_constexpr" in printed(found.lowered.traced, plan).source
     assert stretched.stack == 0
     assert stretched.registers < statements.registers
+
+
+def beside_staged(name, n):
+    """A plan whose staged columns are read by vectors, and its kernel's function."""
+    found = kernel(*LIGHT[name], n)
+    plans = [plan for plan in held_plans(found) if plan.placement.columns == "staged"]
+    plans = [plan for plan in plans if 3 <= plan.chunks <= 7]
+    return found, next(plan for plan in plans if plan.stretches)
+
+
+@pytest.mark.parametrize("n", BESIDE_STAGED)
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_elements_beside_staged_columns(name, n):
+    """Whole columns would be loaded from shared memory at once."""
+    found, plan = beside_staged(name, n)
+    assert plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
+    texts = [printed(found.lowered.traced, each) for each in (plan, as_statements(plan))]
+    assert texts[0].source.count("chunk.read_row(s") == LIGHT[name][2]
+    used = [build(text.source, text.function, "sm_90a").resources for text in texts]
+    assert used[0].stack == 0 and used[0].registers < used[1].registers
+
+
+def test_which_light_elements_stay_as_they_are():
+    """Those of short shifted rows, of threads with few elements, and beside one column alone."""
+    found = kernel(*LIGHT["layer_norm"], 7919)
+    plans = [(found, plan) for plan in held_plans(found)]
+    found = kernel(*LIGHT["layer_norm"], 12589)
+    plans += [(found, plan) for plan in held_plans(found) if plan.elements_per_thread < 40]
+    for n in (6144, 12589):
+        found = kernel(rms_norm, 1, 1, n)
+        plans += [(found, plan) for plan in held_plans(found)]
+    staged = [plan for _, plan in plans if plan.placement.columns == "staged"]
+    assert len(staged) >= 8 and not any(plan.stretches for plan in staged)
 
 
 def test_a_loop_over_rows_spills_nothing():

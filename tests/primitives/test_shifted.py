@@ -113,6 +113,12 @@ CASES = {
     "a cluster with a staged column": (
         rmsnorm, 1, 8195, {**HELD, "threads_per_row": 128, "cluster_n": 4, **STAGED}, 0,
     ),
+    "staged columns by vectors": (
+        layernorm, 2, 8203, {**HELD, "threads_per_row": 128, **STAGED}, 0,
+    ),
+    "staged columns of a cluster by vectors": (
+        layernorm, 1, 16391, {**HELD, "threads_per_row": 128, "cluster_n": 2, **STAGED}, 0,
+    ),
     "staged columns and packed rows": (
         layernorm, 1, 8203, {**LOOPS, "loader": "packed", **STAGED}, 0,
     ),
@@ -148,6 +154,7 @@ def test_rows_that_begin_anywhere(case):
                 many = torch.empty(size, dtype=BF16).as_strided((like, n), (pitch, 1), offset)
             kernel = function.with_plan(**plan).inspect(many, *columns, arch="sm_90a")
             assert kernel.plan.placement.shifted
+            assert bool(kernel.plan.stretches) == ("by vectors" in case)
             run(kernel, [given, *columns, *numbers], [result], rows, reverse=offset % 2 == 1)
             found.append(result.clone())
     error = (found[0].double() - expected.double()).abs().max() / expected.abs().max()
