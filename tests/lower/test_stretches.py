@@ -184,7 +184,7 @@ def test_fewer_registers(name, trains):
 
 
 def beside_staged(name, n):
-    """A plan whose staged columns are read by vectors, and its kernel's function."""
+    """A kernel, and a plan of it whose staged columns are read by vectors."""
     found = kernel(*LIGHT[name], n)
     plans = [plan for plan in held_plans(found) if plan.placement.columns == "staged"]
     plans = [plan for plan in plans if 3 <= plan.chunks <= 7]
@@ -205,14 +205,12 @@ def test_light_elements_beside_staged_columns(name, n):
 
 def test_which_light_elements_stay_as_they_are():
     """Those of short shifted rows, of threads with few elements, and beside one column alone."""
-    found = kernel(*LIGHT["layer_norm"], 7919)
-    plans = [(found, plan) for plan in held_plans(found)]
-    found = kernel(*LIGHT["layer_norm"], 12589)
-    plans += [(found, plan) for plan in held_plans(found) if plan.elements_per_thread < 40]
+    plans = held_plans(kernel(*LIGHT["layer_norm"], 7919))
+    longer = held_plans(kernel(*LIGHT["layer_norm"], 12589))
+    plans += [plan for plan in longer if plan.elements_per_thread < 40]
     for n in (6144, 12589):
-        found = kernel(rms_norm, 1, 1, n)
-        plans += [(found, plan) for plan in held_plans(found)]
-    staged = [plan for _, plan in plans if plan.placement.columns == "staged"]
+        plans += held_plans(kernel(rms_norm, 1, 1, n))
+    staged = [plan for plan in plans if plan.placement.columns == "staged"]
     assert len(staged) >= 8 and not any(plan.stretches for plan in staged)
 
 
