@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 LEAST_SAVED, LEAST_INSTRUCTIONS = 1.0, 10
 # Beside staged columns elements may take fewer instructions, if it saves STAGED_SAVED registers for
 # each: the compiler would load whole columns from shared memory at once. Of shifted rows only those
-# of more than STAGED_N elements gain, where a thread has STAGED_ELEMENTS or more. These were chosen
-# on the norms of the benchmarks (`docs/traps.md`).
+# of more than STAGED_N elements gain, where a thread has STAGED_ELEMENTS or more. They were chosen
+# on timings of layer norm and RMS norms (H200, 2026-11-28, `docs/traps.md`).
 STAGED_SAVED, STAGED_ELEMENTS, STAGED_N = 1.5, 40, 8192
 # Loops over rows have few threads, which may have all registers. They gain only where elements take
 # so many. This was chosen on 28 gradients with weights.
