@@ -63,9 +63,10 @@ def _held_registers(plan: Plan) -> float:
     fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
     least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
     words = 0.0
-    tables = looked_up(plan) if work.lookups else ()
-    for i in (*work.rows, *tables, *(() if is_late else work.columns)):
+    for i in (*work.rows, *(() if is_late else work.columns)):
         words += max(i.dtype.itemsize / 4, least)
+    if work.lookups:  # which are converted when they are loaded
+        words += sum([max(1.0, i.dtype.itemsize / 4) for i in looked_up(plan)])
     each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
     each += of_instruction * min(MOST_COUNTED, sweeps.costs[0] - sweeps.counting_costs)
     if len(work.columns) > 1 and may_read_by_vectors(plan):
