@@ -64,12 +64,16 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             return signature.invoke(full)
 
         device = batched[0].device  # where torch.arange puts its tensor
-        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), device:
+        with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), Wide(dtype), device:
             try:
                 with Assignments():
                     return torch.vmap(one_row)(*batched)
             except _RowByRow:
-                results = [one_row(*row) for row in zip(*batched, strict=True)]
+                pass
+            except RuntimeError as error:  # some of torch's functions look at their arguments
+                if "data-dependent control flow" not in str(error):
+                    raise
+            results = [one_row(*row) for row in zip(*batched, strict=True)]
         as_tensor = functools.partial(torch.as_tensor, device=device)  # a number of elements
         return pytree.tree_map(lambda *each: torch.stack([*map(as_tensor, each)]), *results)
 
@@ -176,6 +180,35 @@ class Bits(TorchFunctionMode):
             x, dtype = given
             return _Viewed.apply(x.float() if x.dtype is torch.float64 else x, dtype)
         return function(*args, **(kwargs or {}))
+
+
+class Wide(TorchFunctionMode):
+    """Computes in `dtype` what a function asks for in float32, as `x.float()` does.
+
+    HTile computes in float32 whatever is asked for. So where the meaning is computed in float64,
+    nothing is to be rounded to float32 on the way.
+    """
+
+    SCATTERS = (
+        torch.scatter, torch.Tensor.scatter, torch.scatter_add, torch.Tensor.scatter_add,
+        torch.scatter_reduce, torch.Tensor.scatter_reduce, torch.index_add, torch.Tensor.index_add,
+    )  # fmt: skip
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.dtype is torch.float32 or function is torch.Tensor.view:  # which reads bits
+            return function(*args, **kwargs)
+        if function is torch.Tensor.float:
+            return args[0].to(self.dtype)
+        args = [self.dtype if each is torch.float32 else each for each in args]
+        kwargs = {k: self.dtype if v is torch.float32 else v for k, v in kwargs.items()}
+        if function in self.SCATTERS and args[0].dtype is torch.float32:  # `torch.zeros(n)` is
+            args[0] = args[0].to(self.dtype)
+        return function(*args, **kwargs)
 
 
 def _is_floating(value: object) -> bool:

@@ -166,3 +166,49 @@ def test_empty_results_are_right():
     function, make = EXAMPLES["capped_softmax"]
     args = make(0, 5, BF16, "cpu")
     assert assert_close(function, function(*args), *args) == 0.0
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: -(x.float().softmax(-1) * x.float().log_softmax(-1)).sum(),
+        lambda x: -(x.softmax(-1, dtype=F32) * x.to(F32).log_softmax(-1)).sum(),
+        lambda x: -torch.sum(x.softmax(-1) * x.type(F32).log_softmax(-1), -1, dtype=F32),
+    ],
+    ids=["float()", "to(float32)", "type(float32)"],
+)
+def test_the_oracle_stays_exact_where_a_function_asks_for_float32(f):
+    x = torch.randn(5, 4097, generator=torch.Generator().manual_seed(3)) * 2
+    p = x.double().softmax(-1)
+    exact = -(p * p.log()).sum(-1)
+    f = htile.rowwise(f)
+    found = oracle(f, x)
+    assert found.dtype is torch.float64 and (found - exact).abs().max() < 1e-12
+    assert testing.float32_errors(f, x)[0] > 0
+    assert_close(f, f(x), x)
+    with pytest.raises(AssertionError, match="times the bound"):
+        assert_close(f, f(x) * (1 + 1e-5), x)
+
+
+def test_bits_of_float32_stay_bits():
+    x = torch.tensor([[1.0, -2.0, 0.1]])
+    f = htile.rowwise(lambda x: (x.view(torch.int32) ^ 1).view(F32))
+    assert torch.equal(oracle(f, x), (x.view(torch.int32) ^ 1).view(F32))
+
+
+def test_functions_of_torch_that_look_at_their_arguments():
+    args = [torch.rand(3, 8, generator=torch.Generator().manual_seed(k)) + 0.1 for k in range(3)]
+    f = htile.rowwise(lambda mean, y, var: torch.nn.functional.gaussian_nll_loss(mean, y, var))
+    exact = oracle(f, *args)
+    mean, y, var = (each.double() for each in args)
+    assert torch.allclose(exact, (((mean - y) ** 2 / var + var.log()) / 2).mean(-1), rtol=1e-12)
+    assert_close(f, f(*args), *args)
+
+
+def test_sums_into_zeros_of_the_default_dtype():
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(5))
+    f = htile.rowwise(lambda x: torch.zeros(4).scatter_add(0, (x > 0).long(), x))
+    exact = x.double()
+    sums = torch.stack([exact.clamp(max=0).sum(-1), exact.clamp(min=0).sum(-1)], -1)
+    assert torch.allclose(oracle(f, x)[:, :2], sums, rtol=1e-12)
+    assert_close(f, f(x), x)

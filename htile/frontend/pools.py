@@ -14,10 +14,13 @@ import torch
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import implements
 from .joins import cat, stack
+from .ops import Op
 from .parts import MOST_PARTS, part
-from .promotion import floating
+from .promotion import floating, together
 from .shapes import known_axis, reshaped
-from .tensor import FUNCTIONS, Tensor, fail
+from .slopes import Slope
+from .statistics import root
+from .tensor import FUNCTIONS, Tensor, fail, node
 from .windows import one_number, windows_of
 
 
@@ -65,12 +68,16 @@ FUNCTIONS[torch.adaptive_max_pool1d] = "torch.adaptive_max_pool1d", adaptive_max
 
 @implements("lp_pool1d")
 def lp_pool1d(input, norm_type, kernel_size, stride=None, ceil_mode=False):
-    """sum(x ** norm_type) ** (1 / norm_type) of windows of the last axis."""
+    """sum(x ** norm_type) ** (1 / norm_type) of windows of the last axis.
+
+    The slope of a window whose sum is 0 is 0, as torch has it.
+    """
     if ceil_mode:
         fail(UnsupportedError, "lp_pool1d with ceil_mode: leave it out")
     p = float(norm_type)
     windows = windows_of(input, kernel_size, stride, 0, 0.0, "lp_pool1d")
-    return (windows**p).sum(-1) ** (1 / p)
+    total = (windows**p).sum(-1)
+    return root(total) if p == 2 else node(Op.POW, *together(total, 1 / p), arg=Slope.ZERO)
 
 
 @implements("interpolate", "upsample")

@@ -12,10 +12,11 @@ from math import prod
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
+from .dtypes import FLOAT8
 from .dynamic import ONLY_WHOLE
 from .functions import attach, formulas, implements
 from .ops import Op, Value, Varies, broadcast_shapes
-from .promotion import BOOL, FLOAT, Number, cast, filled, number, numeric, operand
+from .promotion import BOOL, BYTES, FLOAT, Number, cast, filled, number, numeric, operand
 from .tensor import (
     FUNCTIONS,
     SAME,
@@ -262,6 +263,9 @@ def squeeze(input, dim=None):
     if v.inner != (1,) or not v.spread:
         return alias(input, reshaped(input, tuple(kept)))
     # A row of one belongs to one thread and a value per row to all: a reduction brings it there.
+    if v.dtype in FLOAT8 or v.dtype in BYTES:
+        wide = cast(input, FLOAT if v.dtype in FLOAT8 else torch.int32)
+        return alias(input, cast(node(Op.MAX, wide), v.dtype))
     element = node(Op.ANY if v.dtype is BOOL else Op.MAX, input)
     return alias(input, element if v.stored is None else cast(element, v.stored))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -146,3 +148,18 @@ REFUSED = {
 def test_numbers_that_torch_cuts_or_refuses(name):
     with pytest.raises(DtypeError, match=r"convert (it|the tensor) first, x\."):
         htile.rowwise(REFUSED[name])(rows_of_all(torch.uint8))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+def test_elements_of_rows_of_any_length(dtype, n):
+    rows = torch.tensor([200, 7, 0, 255]).to(dtype)[:, None].repeat(1, n)
+    check(lambda x: x[0] + x[-1], rows)
+    check(lambda x: x[-1:].squeeze(-1), rows)
+
+
+def test_the_element_of_a_row_of_one_float8():
+    rows = torch.tensor([1.5, -448.0, math.nan])[:, None].to(torch.float8_e4m3fn)
+    found = htile.rowwise(lambda x: x[0])(rows)
+    assert found.dtype is torch.float8_e4m3fn
+    assert torch.equal(found.view(torch.uint8), rows[:, 0].view(torch.uint8))

@@ -165,6 +165,12 @@ def test_norms_of_zeros(p):
     assert compared(lambda x: x.norm(p), torch.tensor([[0.0, 1.0, 4.0, -2.0]])) == []
 
 
+@pytest.mark.parametrize("p", [1, 2, 2.5, 3])
+def test_norms_of_windows_of_zeros(p):
+    x = torch.tensor([[0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 0.0, 5.0, 0.0]])
+    assert compared(lambda x: F.lp_pool1d(x[None], p, 3)[0], x) == []
+
+
 # Functions that are smooth where a part of them, such as |x|, is not, with arguments there
 SMOOTH = {
     "cosh": lambda x: torch.cosh(x), "softplus": lambda x: F.softplus(x),
