@@ -42,7 +42,10 @@ class Matrix:
 
 
 class Scalar:
-    """Annotation: one number for the whole call: a float, or a tensor of shape () or (1,)."""
+    """Annotation: one number for the whole call: a float, or a tensor of shape () or (1,).
+
+    Inside the function it has the shape of the tensor: x.sum() - k has shape (1,) if k has.
+    """
 
 
 class Static:
