@@ -13,8 +13,9 @@ from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalTo
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    BFloat16, N=4096, num_threads=256, threads_per_row=256, cluster_n=1, stage=2
+    BFloat16, N=4096, num_threads=128, threads_per_row=128, cluster_n=1, stage=2
 )
+blocks = 10  # of an SM, for which registers are spared
 
 
 @cute.kernel
@@ -67,6 +68,8 @@ def causal_softmax(
         cluster=config.cluster,
         stream=stream,
         use_pdl=True,
+        min_blocks_per_mp=blocks,
+        preferred_smem_carveout=-1,
     )
 
 
