@@ -14,7 +14,8 @@ from htile.lower import enumerate_plans
 from htile.lower.choice import default as choice
 from htile.lower.choice.cost import _value_costs, cost, features
 from htile.lower.choice.preference import closest_first
-from htile.lower.plan import ROWS
+from htile.lower.choice.registers import estimated_registers
+from htile.lower.plan import ROWS, Form
 from tests.lower.cases import BF16, EXAMPLES
 
 
@@ -149,3 +150,29 @@ def test_short_rows_come_in_large_thread_blocks():
     half = replace(plan, placement=replace(plan.placement, num_threads=128))
     found, other = cost(plan, 1 << 20), cost(half, 1 << 20)
     assert found.blocks < 0.6 * other.blocks and found.time < 0.9 * other.time
+
+
+def test_streamed_rows_that_few_threads_only_read_take_longer_than_the_constants_say():
+    kernel = KERNELS["cross_entropy"]
+    plan = kernel.function.inspect(*kernel.arguments(4096, 32768, BF16, "meta")).plan
+    factors = {}
+    for each in _every(plan):
+        is_written = each.numerics.form is Form.STREAMED and each.is_unrolled
+        few = is_written and each.placement.num_threads <= 128
+        factors.setdefault(few, set()).add(features(each, 4096).longer)
+    assert factors == {True: {1.1}, False: {1.0}}
+
+
+def test_rows_of_tables_are_expected_to_take_a_register_for_each_element():
+    def sums(places: htile.Inner[1], table: htile.Shared):
+        return table[places].sum(0).to(table.dtype)
+
+    def registers(dtype):
+        args = (torch.empty(4096, 8, dtype=torch.int64, device="meta"),
+                torch.empty(900, 3072, dtype=dtype, device="meta"))  # fmt: skip
+        plans = _every(htile.rowwise(sums).inspect(*args, arch="sm_90a").plan)
+        held = [p for p in plans if not p.numerics.in_loops and p.elements_per_thread == 8]
+        return {estimated_registers(p) for p in held if p.placement.num_threads == 128}
+
+    found = registers(BF16)
+    assert found and found == registers(torch.float32)
