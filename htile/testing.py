@@ -54,15 +54,19 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
         return value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
 
     def run(rows_of):
-        chosen = [rows_of(v) if d == 0 else v for v, d in zip(prepared, dims, strict=True)]
-        chosen = [cast(v) for v in chosen]
-        batched = [v for v, d in zip(chosen, dims, strict=True) if d == 0]
+        given = [rows_of(v) if d == 0 else v for v, d in zip(prepared, dims, strict=True)]
+        chosen, batched = [], []
+
+        def begin():
+            chosen[:] = map(cast, given)
+            batched[:] = [v for v, d in zip(chosen, dims, strict=True) if d == 0]
 
         def one_row(*row_values):
             left = iter(row_values)
             full = tuple(next(left) if d == 0 else v for v, d in zip(chosen, dims, strict=True))
             return signature.invoke(full)
 
+        begin()
         device = batched[0].device  # where torch.arange puts its tensor
         with bodies_as_written(), terms_marked(), _Products(dtype), Bits(), Wide(dtype), device:
             try:
@@ -73,6 +77,7 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
             except RuntimeError as error:  # some of torch's functions look at their arguments
                 if "data-dependent control flow" not in str(error):
                     raise
+            begin()  # with the arguments as they were
             results = [one_row(*row) for row in zip(*batched, strict=True)]
         as_tensor = functools.partial(torch.as_tensor, device=device)  # a number of elements
         return pytree.tree_map(lambda *each: torch.stack([*map(as_tensor, each)]), *results)
@@ -183,16 +188,15 @@ class Bits(TorchFunctionMode):
 
 
 class Wide(TorchFunctionMode):
-    """Computes in `dtype` what a function asks for in float32, as `x.float()` does.
+    """Computes in `dtype` what a function has in float32, as `x.float()` and `torch.ones(n)` are.
 
     HTile computes in float32 whatever is asked for. So where the meaning is computed in float64,
-    nothing is to be rounded to float32 on the way.
+    nothing is rounded to float32 on the way. A constant keeps its value: `torch.tensor(0.1)` is the
+    float32 next to 0.1. The dtype that the function sees is another one, so it must not ask for it.
     """
 
-    SCATTERS = (
-        torch.scatter, torch.Tensor.scatter, torch.scatter_add, torch.Tensor.scatter_add,
-        torch.scatter_reduce, torch.Tensor.scatter_reduce, torch.index_add, torch.Tensor.index_add,
-    )  # fmt: skip
+    # Their scale, the second argument, has to be float32.
+    OF_SCALES = torch.fake_quantize_per_channel_affine, torch.fake_quantize_per_tensor_affine
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -200,15 +204,26 @@ class Wide(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.dtype is torch.float32 or function is torch.Tensor.view:  # which reads bits
+        if self.dtype is torch.float32:
             return function(*args, **kwargs)
         if function is torch.Tensor.float:
             return args[0].to(self.dtype)
-        args = [self.dtype if each is torch.float32 else each for each in args]
-        kwargs = {k: self.dtype if v is torch.float32 else v for k, v in kwargs.items()}
-        if function in self.SCATTERS and args[0].dtype is torch.float32:  # `torch.zeros(n)` is
-            args[0] = args[0].to(self.dtype)
-        return function(*args, **kwargs)
+        if function in self.OF_SCALES:
+            args = [_in_float32(each) if k == 1 else each for k, each in enumerate(args)]
+            kwargs = {k: _in_float32(v) if k == "scale" else v for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+        if function is not torch.Tensor.view:  # which reads bits
+            args = [self.dtype if each is torch.float32 else each for each in args]
+            kwargs = {k: self.dtype if v is torch.float32 else v for k, v in kwargs.items()}
+        return pytree.tree_map(self._widened, function(*args, **kwargs))
+
+    def _widened(self, value: object) -> object:
+        is_narrow = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        return value.to(self.dtype) if is_narrow else value
+
+
+def _in_float32(value: object) -> object:
+    return value.to(torch.float32) if _is_floating(value) else value
 
 
 def _is_floating(value: object) -> bool:

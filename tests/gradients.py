@@ -23,7 +23,7 @@ from htile.frontend.tangents import tangents
 from htile.frontend.trace import trace
 from htile.run.rowwise import Rowwise
 from htile.run.vmap import bodies_as_written
-from htile.testing import Assignments, Bits
+from htile.testing import Assignments, Bits, Wide
 
 F64 = torch.float64
 
@@ -85,7 +85,7 @@ def results(call: Call, given: dict[str, object]) -> dict[str, torch.Tensor]:
     run = of_row
     for _ in call.lead:
         run = torch.vmap(run)
-    with bodies_as_written(), Bits(), Assignments(), _AsMeant():
+    with bodies_as_written(), Bits(), Wide(F64), Assignments(), _AsMeant():
         out = run(*(given[name] for name in rows)) if rows else of_row()
     names = [out.name for out in call.graph.outputs]
     return dict(zip(names, pytree.tree_leaves(out), strict=True))

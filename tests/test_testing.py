@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile import testing
@@ -203,6 +204,45 @@ def test_functions_of_torch_that_look_at_their_arguments():
     mean, y, var = (each.double() for each in args)
     assert torch.allclose(exact, (((mean - y) ** 2 / var + var.log()) / 2).mean(-1), rtol=1e-12)
     assert_close(f, f(*args), *args)
+
+
+OF_CONSTANTS = {
+    "layer_norm": lambda x: F.layer_norm(x.float(), (16,), torch.ones(16), torch.zeros(16)),
+    "dot": lambda x: torch.dot(x.float(), torch.ones(16)),
+    "lerp": lambda x: torch.lerp(x.float(), torch.zeros(16), 0.3),
+    "prelu": lambda x: F.prelu(x.float(), torch.tensor([0.25])),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.float().sigmoid(), torch.ones(16)),
+    "type_as": lambda x: x.type_as(torch.zeros(1)).softmax(-1),
+    "counts": lambda x: torch.zeros(4).scatter_add(0, (x > 0).long(), torch.ones(16)),
+    "sums": lambda x: torch.zeros(4).scatter_add(0, (x > 0).long(), x),
+    "index_add": lambda x: torch.zeros(4).index_add(0, (x > 0).long(), x),
+    "bits": lambda x: (x.view(torch.int32) ^ 1).view(F32).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", OF_CONSTANTS)
+def test_constants_of_the_default_dtype_are_wide_too(name):
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(6))
+    f = htile.rowwise(OF_CONSTANTS[name])
+    assert oracle(f, x).dtype is torch.float64
+    assert_close(f, f(x), x)
+
+
+def test_a_second_attempt_begins_with_the_arguments_as_they_were():
+    def of_mask(x):
+        x.mul_(2)
+        return x.masked_select(x > 0).sum()
+
+    def checked_by_torch(x):
+        x.mul_(2)
+        return F.gaussian_nll_loss(x, x * 3, x.abs() + 1)
+
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(7))
+    twice = x.double() * 2
+    assert torch.allclose(oracle(htile.rowwise(of_mask), x), twice.clamp(min=0).sum(-1))
+    var = twice.abs() + 1
+    right = (((twice * 2) ** 2 / var + var.log()) / 2).mean(-1)
+    assert torch.allclose(oracle(htile.rowwise(checked_by_torch), x), right)
 
 
 def test_sums_into_zeros_of_the_default_dtype():

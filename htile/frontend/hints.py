@@ -81,8 +81,9 @@ HINTS = {
         "addr": "write input + a[:, None] * b",
         "fliplr flipud": "write x.flip(dim)",
         "conv_transpose1d": _WINDOWS,
-        "max_pool1d_with_indices adaptive_max_pool1d_with_indices": "for return_indices=True write "
-        "x.view(-1, k).max(-1), which has values and indices of groups that do not overlap",
+        "max_pool1d_with_indices": "for return_indices=True write x.view(-1, k).max(-1), which has "
+        "values and indices of groups that do not overlap",
+        "adaptive_max_pool1d_with_indices": "for return_indices=True write x.view(k, -1).max(-1)",
         "dstack block_diag": _PARTS,
         "index_put": _INDEX,
         "masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",

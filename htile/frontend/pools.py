@@ -7,7 +7,7 @@ A resampled row repeats every few elements: with g the greatest common divisor o
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import floor, gcd
+from math import floor, gcd, inf
 
 import torch
 
@@ -70,11 +70,13 @@ FUNCTIONS[torch.adaptive_max_pool1d] = "torch.adaptive_max_pool1d", adaptive_max
 def lp_pool1d(input, norm_type, kernel_size, stride=None, ceil_mode=False):
     """sum(x ** norm_type) ** (1 / norm_type) of windows of the last axis.
 
-    The slope of a window whose sum is 0 is 0, as torch has it.
+    For norm_type of 1 and more the slope of a window whose sum is 0 is 0, as torch has it.
     """
     if ceil_mode:
         fail(UnsupportedError, "lp_pool1d with ceil_mode: leave it out")
     p = float(norm_type)
+    if abs(p) == inf:
+        fail(UnsupportedError, f"lp_pool1d of norm_type {p}: write F.max_pool1d(x.abs()[None], k)")
     windows = windows_of(input, kernel_size, stride, 0, 0.0, "lp_pool1d")
     total = (windows**p).sum(-1)
     return root(total) if p == 2 else node(Op.POW, *together(total, 1 / p), arg=Slope.ZERO)

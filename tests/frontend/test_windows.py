@@ -163,6 +163,8 @@ REFUSED = {
                            lambda x: F.pad(x[None], (3, 0), mode="wrap")),
     "no window": (ShapeError, "no longer than the axis", lambda x: x.unfold(-1, 101, 1)),
     "a row as channels": (ShapeError, r"F.avg_pool1d\(x\[None\]", lambda x: F.avg_pool1d(x, 4)),
+    "largest norms": (UnsupportedError, r"write F.max_pool1d\(x.abs",
+                      lambda x: F.lp_pool1d(x[None], float("inf"), 4)),
     "other pools": (UnsupportedError, "leave them out",
                     lambda x: F.max_pool1d(x[None], 4, dilation=2)),
     "many parts": (UnsupportedError, "at most 64 are written out",
