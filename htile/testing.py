@@ -74,10 +74,10 @@ def oracle(f: Rowwise, *args, dtype: torch.dtype = torch.float64, **kwargs):
                     return torch.vmap(one_row)(*batched)
             except _RowByRow:
                 pass
-            except RuntimeError as error:  # some of torch's functions look at their arguments
+            except RuntimeError as error:  # Some functions of torch look at their arguments.
                 if "data-dependent control flow" not in str(error):
                     raise
-            begin()  # with the arguments as they were
+            begin()  # The first attempt may have changed its arguments in place.
             results = [one_row(*row) for row in zip(*batched, strict=True)]
         as_tensor = functools.partial(torch.as_tensor, device=device)  # a number of elements
         return pytree.tree_map(lambda *each: torch.stack([*map(as_tensor, each)]), *results)

@@ -441,7 +441,7 @@ def estimate(f, rates: Rates, c, larger=max, smaller=min):
 
 
 def _longer_streamed(plan: Plan) -> float:
-    """How many times as long rows take that are only read, by loops that are written out."""
+    """How many times as long aligned rows take as the constants say; see LONGER_STREAMED."""
     is_streamed = plan.numerics.form is Form.STREAMED and plan.is_unrolled and not plan.work.writes
     return LONGER_STREAMED if is_streamed and plan.placement.num_threads <= FEW_THREADS else 1.0
 

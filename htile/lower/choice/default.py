@@ -74,7 +74,7 @@ def choose(plans: list[Plan]) -> Plan:
     first = _placed(placed, rows)
     if numerics.in_loops or first.placement.shifted or _is_like_measured(first.work):
         return first
-    if first.target.n <= ONE_KERNEL_N:
+    if first.target.n <= ONE_KERNEL_N:  # Such rows have one kernel for all numbers of rows.
         rows = _many(first)
     best = min(placed, key=lambda plan: cost(plan, rows).time)
     return best if cost(first, rows).time > ALIKE * cost(best, rows).time else first

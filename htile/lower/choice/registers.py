@@ -65,7 +65,7 @@ def _held_registers(plan: Plan) -> float:
     words = 0.0
     for i in (*work.rows, *(() if is_late else work.columns)):
         words += max(i.dtype.itemsize / 4, least)
-    if work.lookups:  # which are converted when they are loaded
+    if work.lookups:  # Rows of tables are converted to float32 when they are loaded.
         words += sum([max(1.0, i.dtype.itemsize / 4) for i in looked_up(plan)])
     each = of_loaded * words + of_held * work.held_words(sweeps, is_late)
     each += of_instruction * min(MOST_COUNTED, sweeps.costs[0] - sweeps.counting_costs)
