@@ -20,33 +20,37 @@ blocks = 6  # of an SM, for which registers are spared
 
 @cute.kernel
 def scan_groups_kernel(
-    mX0: cute.Tensor,
-    mX1: cute.Tensor,
-    mX2: cute.Tensor,
-    mX3: cute.Tensor,
-    mX4: cute.Tensor,
-    mX5: cute.Tensor,
-    mX6: cute.Tensor,
-    mX7: cute.Tensor,
-    mOut0_0: cute.Tensor,
-    mOut0_1: cute.Tensor,
-    mOut0_2: cute.Tensor,
-    mOut0_3: cute.Tensor,
-    mOut0_4: cute.Tensor,
-    mOut0_5: cute.Tensor,
-    mOut0_6: cute.Tensor,
-    mOut0_7: cute.Tensor,
-    mOut1_0: cute.Tensor,
-    mOut2_0: cute.Tensor,
-    mOut2_1: cute.Tensor,
-    mOut2_2: cute.Tensor,
-    mOut2_3: cute.Tensor,
-    mOut2_4: cute.Tensor,
-    mOut2_5: cute.Tensor,
-    mOut2_6: cute.Tensor,
-    mOut2_7: cute.Tensor,
+    mX: cute.Tensor,
+    mOut0: cute.Tensor,
+    mOut1: cute.Tensor,
+    mOut2: cute.Tensor,
     tiled_copy: cute.TiledCopy,
 ):
+    mX0 = view_of(mX, (0,), (1,), 512)
+    mX1 = view_of(mX, (512,), (1,), 512)
+    mX2 = view_of(mX, (1024,), (1,), 512)
+    mX3 = view_of(mX, (1536,), (1,), 512)
+    mX4 = view_of(mX, (2048,), (1,), 512)
+    mX5 = view_of(mX, (2560,), (1,), 512)
+    mX6 = view_of(mX, (3072,), (1,), 512)
+    mX7 = view_of(mX, (3584,), (1,), 512)
+    mOut0_0 = view_of(mOut0, (0, 0), (0, 1), 512)
+    mOut0_1 = view_of(mOut0, (1, 0), (0, 1), 512)
+    mOut0_2 = view_of(mOut0, (2, 0), (0, 1), 512)
+    mOut0_3 = view_of(mOut0, (3, 0), (0, 1), 512)
+    mOut0_4 = view_of(mOut0, (4, 0), (0, 1), 512)
+    mOut0_5 = view_of(mOut0, (5, 0), (0, 1), 512)
+    mOut0_6 = view_of(mOut0, (6, 0), (0, 1), 512)
+    mOut0_7 = view_of(mOut0, (7, 0), (0, 1), 512)
+    mOut1_0 = view_of(mOut1, (0,))
+    mOut2_0 = view_of(mOut2, (0, 0), (0, 1), 512)
+    mOut2_1 = view_of(mOut2, (1, 0), (0, 1), 512)
+    mOut2_2 = view_of(mOut2, (2, 0), (0, 1), 512)
+    mOut2_3 = view_of(mOut2, (3, 0), (0, 1), 512)
+    mOut2_4 = view_of(mOut2, (4, 0), (0, 1), 512)
+    mOut2_5 = view_of(mOut2, (5, 0), (0, 1), 512)
+    mOut2_6 = view_of(mOut2, (6, 0), (0, 1), 512)
+    mOut2_7 = view_of(mOut2, (7, 0), (0, 1), 512)
     ctx = ElementwiseKernelContext(config)
     ctx.setup(
         mX0,
@@ -197,60 +201,8 @@ def scan_groups(
     stream: cuda.CUstream,
 ):
     tiled_copy = config.make_vector_copy(4).tiled_copy_2d()
-    mX0 = view_of(mX, (0,), (1,), 512)
-    mX1 = view_of(mX, (512,), (1,), 512)
-    mX2 = view_of(mX, (1024,), (1,), 512)
-    mX3 = view_of(mX, (1536,), (1,), 512)
-    mX4 = view_of(mX, (2048,), (1,), 512)
-    mX5 = view_of(mX, (2560,), (1,), 512)
-    mX6 = view_of(mX, (3072,), (1,), 512)
-    mX7 = view_of(mX, (3584,), (1,), 512)
-    mOut0_0 = view_of(mOut0, (0, 0), (0, 1), 512)
-    mOut0_1 = view_of(mOut0, (1, 0), (0, 1), 512)
-    mOut0_2 = view_of(mOut0, (2, 0), (0, 1), 512)
-    mOut0_3 = view_of(mOut0, (3, 0), (0, 1), 512)
-    mOut0_4 = view_of(mOut0, (4, 0), (0, 1), 512)
-    mOut0_5 = view_of(mOut0, (5, 0), (0, 1), 512)
-    mOut0_6 = view_of(mOut0, (6, 0), (0, 1), 512)
-    mOut0_7 = view_of(mOut0, (7, 0), (0, 1), 512)
-    mOut1_0 = view_of(mOut1, (0,))
-    mOut2_0 = view_of(mOut2, (0, 0), (0, 1), 512)
-    mOut2_1 = view_of(mOut2, (1, 0), (0, 1), 512)
-    mOut2_2 = view_of(mOut2, (2, 0), (0, 1), 512)
-    mOut2_3 = view_of(mOut2, (3, 0), (0, 1), 512)
-    mOut2_4 = view_of(mOut2, (4, 0), (0, 1), 512)
-    mOut2_5 = view_of(mOut2, (5, 0), (0, 1), 512)
-    mOut2_6 = view_of(mOut2, (6, 0), (0, 1), 512)
-    mOut2_7 = view_of(mOut2, (7, 0), (0, 1), 512)
-    scan_groups_kernel(
-        mX0,
-        mX1,
-        mX2,
-        mX3,
-        mX4,
-        mX5,
-        mX6,
-        mX7,
-        mOut0_0,
-        mOut0_1,
-        mOut0_2,
-        mOut0_3,
-        mOut0_4,
-        mOut0_5,
-        mOut0_6,
-        mOut0_7,
-        mOut1_0,
-        mOut2_0,
-        mOut2_1,
-        mOut2_2,
-        mOut2_3,
-        mOut2_4,
-        mOut2_5,
-        mOut2_6,
-        mOut2_7,
-        tiled_copy,
-    ).launch(
-        grid=config.grid(mOut0_0.shape[0]),
+    scan_groups_kernel(mX, mOut0, mOut1, mOut2, tiled_copy).launch(
+        grid=config.grid(mOut0.shape[0]),
         block=config.block,
         cluster=config.cluster,
         stream=stream,

@@ -29,13 +29,14 @@ blocks = 6  # of an SM, for which registers are spared
 def table_alone_kernel(
     mX: cute.Tensor,
     mPos: cute.Tensor,
-    mTable0: cute.Tensor,
-    mTable1: cute.Tensor,
+    mTable: cute.Tensor,
     mOut0: cute.Tensor,
     mOut1: cute.Tensor,
     mOut2: cute.Tensor,
     tiled_copy: cute.TiledCopy,
 ):
+    mTable0 = table_of(mTable, (0, 0), (0, 1), 1003)
+    mTable1 = table_of(mTable, (0, 1002))
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mOut0, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
@@ -70,9 +71,7 @@ def table_alone(
     stream: cuda.CUstream,
 ):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
-    mTable0 = table_of(mTable, (0, 0), (0, 1), 1003)
-    mTable1 = table_of(mTable, (0, 1002))
-    table_alone_kernel(mX, mPos, mTable0, mTable1, mOut0, mOut1, mOut2, tiled_copy).launch(
+    table_alone_kernel(mX, mPos, mTable, mOut0, mOut1, mOut2, tiled_copy).launch(
         grid=config.grid(mOut0.shape[0]),
         block=config.block,
         cluster=config.cluster,

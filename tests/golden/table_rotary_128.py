@@ -19,15 +19,18 @@ config = ElementwiseTileConfig(
 
 @cute.kernel
 def table_rotary_kernel(
-    mX0: cute.Tensor,
-    mX1: cute.Tensor,
+    mX: cute.Tensor,
     mPos: cute.Tensor,
-    mTable0: cute.Tensor,
-    mTable1: cute.Tensor,
-    mOut0: cute.Tensor,
-    mOut1: cute.Tensor,
+    mTable: cute.Tensor,
+    mOut: cute.Tensor,
     tiled_copy: cute.TiledCopy,
 ):
+    mX0 = view_of(mX, (0,), (1,), 64)
+    mX1 = view_of(mX, (64,), (1,), 64)
+    mTable0 = table_of(mTable, (0, 0), (0, 1), 64)
+    mTable1 = table_of(mTable, (0, 64), (0, 1), 64)
+    mOut0 = view_of(mOut, (0,), (1,), 64)
+    mOut1 = view_of(mOut, (64,), (1,), 64)
     ctx = ElementwiseKernelContext(config)
     ctx.setup(mX0, config.tiler_mn(8), tiled_copy, shared=False)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
@@ -63,14 +66,8 @@ def table_rotary(
     stream: cuda.CUstream,
 ):
     tiled_copy = config.make_vector_copy(8).tiled_copy_2d()
-    mX0 = view_of(mX, (0,), (1,), 64)
-    mX1 = view_of(mX, (64,), (1,), 64)
-    mTable0 = table_of(mTable, (0, 0), (0, 1), 64)
-    mTable1 = table_of(mTable, (0, 64), (0, 1), 64)
-    mOut0 = view_of(mOut, (0,), (1,), 64)
-    mOut1 = view_of(mOut, (64,), (1,), 64)
-    table_rotary_kernel(mX0, mX1, mPos, mTable0, mTable1, mOut0, mOut1, tiled_copy).launch(
-        grid=config.grid(mOut0.shape[0]),
+    table_rotary_kernel(mX, mPos, mTable, mOut, tiled_copy).launch(
+        grid=config.grid(mOut.shape[0]),
         block=config.block,
         cluster=config.cluster,
         stream=stream,

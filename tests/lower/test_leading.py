@@ -32,9 +32,8 @@ def test_every_row_is_that_of_its_place():
     x, y = apart(3, 4, 5)
     kernel = turned.inspect(x, y, arch="sm_90a")
     out, total = torch.zeros(3, 4, 5, 64), torch.zeros(3, 4, 5)
-    pieces = [half for t in (x, y, out) for half in (t[..., :32], t[..., 32:])]
     blocks = -(-60 // kernel.plan.rows_per_block)
-    launch(kernel.ptx, (blocks, 1), [*pieces, total], is_emitted=True)
+    launch(kernel.ptx, (blocks, 1), [x, y, out, total], is_emitted=True)
     expected, of_rows = turned(x, y)
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(total, of_rows, rtol=1e-5, atol=1e-5)
@@ -46,8 +45,8 @@ def test_the_divisions_count():
     flat = turned.inspect(x.contiguous(), y.contiguous(), arch="sm_90a").plan
     assert found.numerics == flat.numerics, "numerics hang on no strides"
     more = features(found, 60).computed - features(flat, 60).computed
-    # Two leading dimensions beside the first: a division each, and a step of each of six pieces.
-    assert more == 2 * (25 + 6 * 6) * features(flat, 60).threads
+    # Two leading dimensions beside the first: a division each, and a step of each of three tensors.
+    assert more == 2 * (25 + 3 * 6) * features(flat, 60).threads
 
 
 def test_a_column_beside_them_has_no_leading_dimensions():

@@ -284,9 +284,9 @@ def _value_costs(plan: Plan) -> int:
         warps = ceil(plan.numerics.threads_per_row / WARP) * plan.numerics.cluster_n
         found += following_costs(plan.sweeps.reduces, warps)
     if target.lead > 1 and not target.flat:
-        tensors = [i for i in work.graph.inputs if i.role in OF_EACH_ROW]
-        steps = STEP * (len(tensors) + len(work.writes))
-        found += (DIVISION + steps) * (target.lead - 1)
+        inputs = {i.name for i in work.graph.inputs if i.role in OF_EACH_ROW}
+        results = {o.name for o in work.writes}  # pieces of a tensor take its steps together
+        found += (DIVISION + STEP * (len(inputs) + len(results))) * (target.lead - 1)
     if work.needs_held:
         by_rank = [reduce for reduce in plan.sweeps.reduces if reduce.is_by_rank]
         found += OF_ROUND * sum([reduce.waits * len(reduce.results) for reduce in by_rank])

@@ -34,6 +34,7 @@ from .steps import (
     store_values,
 )
 from .stretches import print_stretch
+from .views import of_kernel, views
 
 
 def emit(plan: Plan) -> str:
@@ -141,6 +142,7 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
     return [
         "@cute.kernel",
         *wrapped_call(f"def {names.function}_kernel(", params, "):"),
+        *views(plan, names, of_kernel(plan, names)),
         f"    {block} = ElementwiseKernelContext(config)",
         *wrapped_call(f"    {block}.setup(", setup, ")"),
         *([wait] if dependent else []),
