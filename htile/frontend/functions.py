@@ -385,7 +385,15 @@ def masked_fill(input, mask, value):
 @implements("clamp", "clip")
 def clamp(input, min=None, max=None):
     """input, but not below min nor above max; each is a number, a tensor or None."""
-    return bounded(input, min, max, Slope.FIRST)
+    value = bounded(input, min, max, Slope.FIRST)
+    are_given = min is not None and max is not None and value._value.dtype is FLOAT
+    if not are_given or not (isinstance(min, Tensor) or isinstance(max, Tensor)):
+        return value
+    x, min, max = together(input, min, max)
+    parts = (((x >= min) & (x <= max), x), ((x < min) & (min < max), min),
+             ((x > max) | (max < min), max))  # fmt: skip
+    of_x, of_min, of_max = [where(mask, part, 0.0) for mask, part in parts]
+    return with_slope_of(of_x + of_min + of_max, value)  # torch's, also of bounds that are equal
 
 
 def bounded(input: Tensor, min: object, max: object, slope: Slope) -> Tensor:

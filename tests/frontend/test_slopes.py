@@ -134,6 +134,36 @@ def test_pairs_with_nan(name):
     assert compared(PAIRS[name], left, right) == []
 
 
+NUMBERS = torch.tensor([-1.0, 0.0, 1.0, 2.0, INF, -INF, NAN])
+
+
+def test_bounds_that_are_equal_or_crossed_or_nan():
+    """All of x, min and max from these numbers: below bounds that are equal nothing has a slope."""
+
+    def of_rows(x, low: htile.PerRow, high: htile.PerRow):
+        return x.clip(low, high)
+
+    x, low, high = torch.cartesian_prod(NUMBERS, NUMBERS, NUMBERS).T[:, None]
+    assert compared(lambda x, low, high: torch.clamp(x, low, high), x, low, high) == []
+    assert compared(of_rows, x.T.contiguous(), low[0], high[0]) == []
+
+
+@pytest.mark.parametrize("number", NUMBERS.tolist())
+def test_a_bound_that_is_a_number_beside_one_that_is_a_tensor(number):
+    """torch takes two tensors or two numbers, so it is given a tensor of the number."""
+    x, bound = torch.cartesian_prod(NUMBERS, NUMBERS).T[:, None]
+    given = torch.full_like(x, number)
+    for mine, right in (
+        (lambda x, y: x.clamp(number, y), lambda x, y: x.clamp(given, y)),
+        (lambda x, y: x.clamp(y, number), lambda x, y: x.clamp(y, given)),
+    ):
+        found = []
+        for f in (htile.rowwise(mine), right):
+            leaves = [each.clone().requires_grad_() for each in (x, bound)]
+            found.append(torch.autograd.grad(f(*leaves).sum(), leaves))
+        assert all(torch.equal(*both) for both in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("name", ("huber", "smooth_l1"))
 def test_losses_of_nan(name):
     left, right = torch.tensor([[NAN, 1.0, 3.0, 0.2]]), torch.zeros(1, 4)
