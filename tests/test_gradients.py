@@ -671,6 +671,13 @@ def test_the_kernel_that_is_shown_is_the_one_that_trains():
         assert str(f.inspect(x).backward.graph) == shown
 
 
+def test_the_kernels_of_what_has_no_gradient_are_refused_with_its_line():
+    shown = htile.rowwise(lambda x: x.argmax()).inspect(torch.empty(4, 64, device="meta"))
+    with pytest.raises(GradientError, match="has no floating result") as raised:
+        _ = shown.backward
+    assert "x.argmax()" in raised.value.loc.text
+
+
 def test_checkpoints_and_hooks():
     x, w = row(4, 8), row(8, seed=1)
     plain = torch.autograd.grad(rmsnorm(x, w).sum(), (x, w))

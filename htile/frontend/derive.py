@@ -83,14 +83,15 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
         if i.id in gradients:
             outputs.append(walk.output(i, gradients[i.id]))
         elif i.id in walk.chosen.tables:
-            refuse_8_bits(i)
+            refuse_8_bits(graph, i)
         elif not depending(graph, (i.name,), own).isdisjoint(ends):
             outputs.append(walk.output(i, walk.algebra.number(0.0)))
     scattered = walk.chosen.outputs({out.name for out in outputs})
     outputs += [out for _, *both in scattered for out in map(walk.of_rows, both)]
     if not outputs:
         of = " and ".join(cotangents) or "nothing"
-        raise GradientError(f"{of} of {graph.name} has no derivative for {' and '.join(wrt)}")
+        told = f"{of} of {graph.name} has no derivative for {' and '.join(wrt)}"
+        raise GradientError(told, graph[given[-1].id].loc if given else graph.last_line)
     joint = _pruned(builder, outputs, len(graph) + len(given))
     return replace(joint, scattered=tuple(of for of, *_ in scattered))
 
@@ -115,12 +116,14 @@ def refuse_extreme(graph: Graph, out: Output) -> None:
         )
 
 
-def refuse_8_bits(i: Input) -> None:
-    """Raise GradientError for a parameter of 8 bits."""
+def refuse_8_bits(graph: Graph, i: Input) -> None:
+    """Raise GradientError for a parameter of 8 bits, with the first line that reads it."""
     if i.dtype in FLOAT8:
         name = str(i.dtype).removeprefix("torch.")
         raise GradientError(f"{i.name} is {name}, which no gradient is stored in: convert it "
-                            "before the call, x.float()")  # fmt: skip
+                            "before the call, x.float()",
+                            next((node.loc for node in graph if i.id in node.inputs), None),
+        )  # fmt: skip
 
 
 def free_name(builder: Builder, name: str) -> str:
@@ -250,7 +253,7 @@ class _Walk:
 
     def output(self, i: Input, g: int) -> Output:
         """The gradient of a parameter as an output."""
-        refuse_8_bits(i)
+        refuse_8_bits(self.graph, i)
         self.algebra.loc = None
         value, is_row = self.graph[i.id].value, i.role in (Role.ROW, Role.COLUMN)
         g = self.algebra.widened(g, value.inner, is_row)

@@ -248,8 +248,10 @@ def test_no_path():
     call = called(htile.rowwise(lambda x, w: x.floor() * w), rows(M), rows())
     joint = derive(call.graph, ("x", "w"), ("out",))
     assert [o.name for o in joint.outputs] == ["d_w"]
-    with pytest.raises(GradientError, match="out of <lambda> has no derivative for x"):
-        derive(call.graph, ("x",), ("out",))
+    for given in (("out",), ()):
+        with pytest.raises(GradientError, match="of <lambda> has no derivative for x") as raised:
+            derive(call.graph, ("x",), given)
+        assert "x.floor() * w" in raised.value.loc.text
 
 
 def _over_rows(graph, op=Op.SUM):
@@ -294,8 +296,10 @@ def test_a_maximum_over_rows_is_refused():
 def test_gradients_in_8_bits_are_refused():
     x = rows(M).to(torch.float8_e4m3fn)
     graph = called(htile.rowwise(lambda x: x.float() * 2), x).graph
-    with pytest.raises(GradientError, match="x is float8_e4m3fn, which no gradient is stored in"):
+    told = "x is float8_e4m3fn, which no gradient is stored in"
+    with pytest.raises(GradientError, match=told) as raised:
         derive(graph, ("x",), ("out",))
+    assert "x.float() * 2" in raised.value.loc.text
 
 
 # ---- what is short -------------------------------------------------------------------------------

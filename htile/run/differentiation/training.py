@@ -89,7 +89,8 @@ def training_kernels(
     run, request = _runner(function, request)
     passes = _passes(run, request.values, request.call.lead, is_real=False)
     if passes is None:
-        raise GradientError(f"{run.graph.name} has no floating result that depends on a tensor")
+        told = f"{run.graph.name} has no floating result that depends on a tensor"
+        raise GradientError(told, run.graph.last_line)
     derivative, backward, lead = passes.derivative, passes.backward, passes.lead
     kernels = [
         derivative.forward.kernel(passes.values, lead, arch, gpu),
