@@ -120,10 +120,12 @@ def refuse_8_bits(graph: Graph, i: Input) -> None:
     """Raise GradientError for a parameter of 8 bits, with the first line that reads it."""
     if i.dtype in FLOAT8:
         name = str(i.dtype).removeprefix("torch.")
-        raise GradientError(f"{i.name} is {name}, which no gradient is stored in: convert it "
-                            "before the call, x.float()",
-                            next((node.loc for node in graph if i.id in node.inputs), None),
-        )  # fmt: skip
+        first = next((node.loc for node in graph if i.id in node.inputs), None)
+        raise GradientError(
+            f"{i.name} is {name}, which no gradient is stored in: convert it before the call, "
+            "x.float()",
+            first,
+        )
 
 
 def free_name(builder: Builder, name: str) -> str:
