@@ -479,12 +479,15 @@ def parameter_of(tensor: torch.Tensor, address: int) -> bytes:
     return struct.pack("<QiiQ", address, *tensor.shape, stride)
 
 
-def parameters_of_emitted(ptx: str, arguments: list, addresses: list[int]) -> list[bytes]:
+def parameters_of_emitted(
+    ptx: str, arguments: list, addresses: list[int], is_uncut: bool = False
+) -> list[bytes]:
     """The parameters of an emitted kernel: tensors and numbers.
 
     Of a tensor they are the pointer, the number of rows if the kernel does not know it, and the
     distance of the rows if they are any, as its size tells. Of one with more leading dimensions
-    they are the sizes of these, from the last to the first, and their strides.
+    they are the sizes of these, from the last to the first, and their strides; if it is uncut,
+    from the first to the last.
     """
     sizes = re.findall(r"_param_\d+(?:\[(\d+)\])?[,\n]", ptx[: ptx.index("\n{")])
     packed, places = [], iter(addresses)
@@ -495,8 +498,9 @@ def parameters_of_emitted(ptx: str, arguments: list, addresses: list[int]) -> li
         if value.ndim > 2 and size != "24":
             is_value = int(size) == 8 + 12 * value.ndim + 4 * (value.ndim % 2)  # one for each row
             lead = value.ndim - (not is_value)
-            sizes_of = struct.pack(f"<{lead}i{'xxxx' * (lead % 2)}", *value.shape[:lead][::-1])
-            strides = struct.pack(f"<{lead}Q", *value.stride()[:lead][::-1])
+            order = slice(None) if is_uncut else slice(None, None, -1)
+            sizes_of = struct.pack(f"<{lead}i{'xxxx' * (lead % 2)}", *value.shape[:lead][order])
+            strides = struct.pack(f"<{lead}Q", *value.stride()[:lead][order])
             packed.append(struct.pack("<Q", next(places)) + sizes_of + strides)
             assert len(packed[-1]) == int(size), (len(packed[-1]), size, value.shape)
             continue
@@ -508,13 +512,15 @@ def parameters_of_emitted(ptx: str, arguments: list, addresses: list[int]) -> li
 
 
 def launch(
-    ptx: str, grid: tuple[int, int], arguments: list, late=True, reverse=False, is_emitted=False
-):
+    ptx: str, grid: tuple[int, int], arguments: list, late=True, reverse=False, is_emitted=False,
+    is_uncut=False,
+):  # fmt: skip
     """Run a kernel whose parameters are matrices, which are tensors in the memory of the host.
 
     late: whether cp.async moves its bytes when they are waited for, or at once.
     reverse: whether the last warp goes first.
     is_emitted: whether it is the kernel of a row function, which has other parameters too.
+    is_uncut: whether such a kernel itself takes the pieces of its tensors.
 
     Returns about how many instructions of the machine a warp has executed, in the mean.
     """
@@ -523,7 +529,7 @@ def launch(
     (threads,) = re.findall(r"\.reqntid (\d+)", ptx)
     memory = Memory([each for each in arguments if isinstance(each, torch.Tensor)])
     if is_emitted:
-        parameters = parameters_of_emitted(ptx, arguments, memory.address)
+        parameters = parameters_of_emitted(ptx, arguments, memory.address, is_uncut)
     else:
         parameters = [
             parameter_of(tensor, address)

@@ -232,7 +232,7 @@ def launch(kernel, arguments: list, rows: int, reverse: bool = False) -> None:
 
 
 def launch_pieces(kernel, named: dict[str, torch.Tensor], rows: int, reverse: bool = False) -> None:
-    """Run what `inspect` returned for so many rows, where its parameters are pieces of rows.
+    """Run what `inspect` returned for so many rows, of which it or the host takes pieces.
 
     named: its arguments and results, of one leading dimension, in the memory of the host.
     """
@@ -240,7 +240,13 @@ def launch_pieces(kernel, named: dict[str, torch.Tensor], rows: int, reverse: bo
     addresses = dict(zip(named, memory.address, strict=True))
     sizes = re.findall(r"_param_\d+(?:\[(\d+)\])?[,\n]", kernel.ptx[: kernel.ptx.index("\n{")])
     parameters, graph = [], kernel.plan.graph
-    for piece, size in zip((*graph.inputs, *graph.outputs), sizes, strict=True):
+    pieces = *graph.inputs, *graph.outputs
+    if len(sizes) < len(pieces):  # it takes tensors uncut
+        order = dict.fromkeys(piece.name for piece in pieces)
+        uncut, starts = [named[name] for name in order], [addresses[name] for name in order]
+        parameters = ptx_device.parameters_of_emitted(kernel.ptx, uncut, starts, is_uncut=True)
+        return _launch(kernel, memory, parameters, rows, reverse)
+    for piece, size in zip(pieces, sizes, strict=True):
         tensor, view = named[piece.name], piece.view
         start = 0 if view is None else np.dot(view.start, tensor.stride()[1:])
         address = addresses[piece.name] + int(start) * tensor.element_size()

@@ -2,8 +2,8 @@
 
 It decides nothing but which threads store elements by rank (`stored_ranks.py`): each step of the
 plan has a way to be printed, each operation an expression in `EMIT`. The same plan gives the same
-text, in every process. `steps.py` prints the steps, `host.py` the host function and what it is
-compiled with.
+text, in every process. `steps.py` prints the steps, `views.py` the pieces of tensors, `host.py` the
+host function and what it is compiled with.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .steps import (
     store_values,
 )
 from .stretches import print_stretch
-from .views import of_kernel, views
+from .views import print_views, uncut
 
 
 def emit(plan: Plan) -> str:
@@ -142,7 +142,7 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
     return [
         "@cute.kernel",
         *wrapped_call(f"def {names.function}_kernel(", params, "):"),
-        *views(plan, names, of_kernel(plan, names)),
+        *print_views(plan, names, uncut(names)),
         f"    {block} = ElementwiseKernelContext(config)",
         *wrapped_call(f"    {block}.setup(", setup, ")"),
         *([wait] if dependent else []),

@@ -11,14 +11,14 @@ from .expressions import CUTLASS_TYPES, lines_of, tuple_of, wrapped_call
 from .names import Names
 from .rows import combining_launch
 from .views import (
-    count_of_rows,
     divisor,
+    has_all_rows,
     is_vector,
-    is_whole,
-    of_kernel,
+    number_of_rows,
     own_dimensions,
+    print_views,
     row_shape,
-    views,
+    uncut,
 )
 
 
@@ -35,9 +35,9 @@ def host(plan: Plan, names: Names) -> list[str]:
     params = [*parameters(plan, names, names.arguments), "stream: cuda.CUstream"]
     params[-1:-1] = [f"{names.workspace}: cute.Tensor"] if plan.graph.over_rows else []
     passed = [*row_tensors(plan, names), "tiled_copy"]
-    of_kernel_alone = {*of_kernel(plan, names)}
-    lines = views(plan, names, [a for a in names.tensors if a not in of_kernel_alone])
-    rows = count_of_rows(plan, names, is_collapsed=not of_kernel_alone)
+    passed_on = {*uncut(names)}
+    lines = print_views(plan, names, [a for a in names.tensors if a not in passed_on])
+    rows = number_of_rows(plan, names, is_cut=not passed_on)
     grid = f"config.grid({rows})"
     before, after = [], []
     if plan.graph.over_rows:
@@ -66,9 +66,11 @@ def host(plan: Plan, names: Names) -> list[str]:
 
 def row_tensors(plan: Plan, names: Names) -> list[str]:
     """The tensors that the kernel of the rows takes, in their order."""
-    over, whole = plan.graph.over_rows, {*of_kernel(plan, names)}
-    passed = [a for a in names.tensors if a not in over]
-    tensors = dict.fromkeys(names.argument(a) if a in whole else names.tensors[a] for a in passed)
+    over, passed_on = plan.graph.over_rows, {*uncut(names)}
+    taken = [a for a in names.tensors if a not in over]
+    tensors = dict.fromkeys(
+        names.argument(a) if a in passed_on else names.tensors[a] for a in taken
+    )
     return [*tensors, *([names.workspace] if over else [])]
 
 
@@ -95,7 +97,7 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
             args.append(f"make_fake_tensor({dtype}, {inner}, any_stride=True)")
         elif _is_shared(plan, a):
             shape = a.view.shape if a.view else graph[a.id].value.inner
-            if any(p.view is not None and p.view.at and is_whole(p.view) for p in pieces):
+            if any(p.view is not None and p.view.at and has_all_rows(p.view) for p in pieces):
                 shape = ("cute.sym_int64()", *shape[1:])
             shape = (whole,) if graph.multiple is not None else map(str, shape)
             args.append(f"make_fake_tensor({dtype}, {tuple_of(shape)}, {divisibility})")
@@ -135,7 +137,7 @@ def _is_shared(plan: Plan, argument: Input | Output) -> bool:
     if not isinstance(argument, Input):
         return False
     is_piece = argument.role is Role.DEVICE_SCALAR and argument.view is not None
-    is_whole = argument.role in (Role.COLUMN, Role.TABLE)
-    return is_whole or is_piece or is_vector(plan.graph, argument)
+    is_column = argument.role in (Role.COLUMN, Role.TABLE)
+    return is_column or is_piece or is_vector(plan.graph, argument)
 
 

@@ -59,8 +59,9 @@ class Names:
     """Every name of one plan's text, and what is loaded at its start.
 
     values: of nodes that are computed, reduced or passed, by id.
-    tensors: of inputs and outputs, as the kernel's parameters, in their order. Elements of a result
-        that lie side by side have the name of the first.
+    tensors: of inputs and outputs, in the order of the kernel's parameters: the parameter, or the
+        piece of one (`views.py`). Elements of a result that lie side by side have the name of the
+        first.
     places: of the others, how far behind the first each of them lies.
     arguments: of what the host function takes, in its order; an input may be a piece of one.
     opening: the steps that load what is loaded first, and tell where rows end.

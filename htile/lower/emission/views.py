@@ -1,8 +1,8 @@
-"""Prints how the kernel comes by the rows of its tensors: pieces of them, and one mode of rows.
+"""Prints how pieces of the tensors are taken, and how their leading dimensions become one mode.
 
-The host function does so before it launches. But where two pieces are of one tensor, the kernel
-takes tensors as they are and does it itself. It then computes the address of a row once for all
-the pieces of a tensor: the compiler knows that they have the same strides.
+The host function does so before it launches. But where a kernel reads or writes two pieces of one
+tensor, it takes all tensors uncut and does so itself. Then it computes the address of a row once
+for all pieces of a tensor, because the compiler knows that they have the same strides.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from .expressions import CUTLASS_TYPES, tuple_of, wrapped_call
 from .names import Names
 
 
-def of_kernel(plan: Plan, names: Names) -> list[Input | Output]:
-    """What the kernel of the rows is passed as it is, to take pieces of it; empty if none is."""
-    passed = [a for a in names.tensors if not _is_of_host(a)]
-    pieces = {names.tensors[a]: names.argument(a) for a in passed if a.view is not None}
-    return passed if len({*pieces.values()}) < len(pieces) else []
+def uncut(names: Names) -> list[Input | Output]:
+    """All that the kernel of the rows takes, if it takes the pieces itself, and else nothing.
+
+    A number that the host function computes is not among it, and a result over all rows, which a
+    second kernel stores, is not either.
+    """
+    taken = [a for a in names.tensors if a.formula is None]
+    taken = [a for a in taken if not isinstance(a, Output) or a.over is None]
+    pieces = {names.tensors[a]: names.argument(a) for a in taken}
+    return taken if len({*pieces.values()}) < len(pieces) else []
 
 
-def _is_of_host(argument: Input | Output) -> bool:
-    """Whether the host function computes it, or a second kernel takes it."""
-    return argument.formula is not None or (
-        isinstance(argument, Output) and argument.over is not None
-    )
-
-
-def views(plan: Plan, names: Names, arguments: Sequence[Input | Output]) -> list[str]:
-    """The lines that take the pieces, and make one mode of their leading dimensions."""
+def print_views(plan: Plan, names: Names, arguments: Sequence[Input | Output]) -> list[str]:
+    """The lines that take the pieces, and make one mode of the leading dimensions of each."""
     firsts = [a for a in arguments if a not in names.places]
     pieces = [line for a in firsts for line in _piece(plan, names, a)]
     collapsed = [line for a in arguments for line in _collapse(plan, names, a)]
@@ -44,16 +42,16 @@ def views(plan: Plan, names: Names, arguments: Sequence[Input | Output]) -> list
     ]
 
 
-def count_of_rows(plan: Plan, names: Names, is_collapsed: bool) -> str:
-    """How many rows there are, as the host function has them.
+def number_of_rows(plan: Plan, names: Names, is_cut: bool) -> str:
+    """The text that counts the rows in the host function.
 
-    is_collapsed: whether it has made one mode of the leading dimensions.
+    is_cut: whether it has taken the pieces, and made one mode of the leading dimensions.
     """
-    counted, count = of_rows(plan), plan.target.lead
-    if is_collapsed and _collapse(plan, names, counted):
+    counted, lead = of_rows(plan), plan.target.lead
+    if is_cut and _collapse(plan, names, counted):
         return f"cute.size({names.tensors[counted]}, mode=[0])"
     shape = f"{names.argument(counted)}.shape"
-    return f"{shape}[0]" if count == 1 else f"cute.size({shape}[:{count}])"
+    return f"{shape}[0]" if lead == 1 else f"cute.size({shape}[:{lead}])"
 
 
 def of_rows(plan: Plan) -> Input | Output:
@@ -81,7 +79,7 @@ def of_rows(plan: Plan) -> Input | Output:
 def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     """The line that takes a piece of a tensor, where an input or output is one.
 
-    Of a Python float it is the line that computes a number of it.
+    Of a number that the host function computes of a Python float, it is the line that does so.
     """
     view = argument.view
     if argument.formula is not None:
@@ -89,9 +87,9 @@ def _piece(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
         return wrapped_call(f"    {names.tensors[argument]} = Float32(", [text], ")")
     if view is None:
         return []
-    args = [names.argument(argument), tuple_of(map(str, view.start))]
     if view.at is not None:
         return _table(plan, names, argument)
+    args = [names.argument(argument), tuple_of(map(str, view.start))]
     if view.steps is not None:
         args += [tuple_of(map(str, view.steps)), str(plan.graph.n)]
     if view.width > 1:
@@ -116,12 +114,12 @@ def _table(plan: Plan, names: Names, table: Input) -> list[str]:
     args += [] if view.steps is None else [tuple_of(map(str, view.steps)), str(plan.graph.n)]
     args += _groups(view)
     axis, step, count = view.at
-    if not is_whole(view):
+    if not has_all_rows(view):
         args += [f"axis={axis}", f"step={step}", f"count={count}"]
     return wrapped_call(f"    {names.tensors[table]} = table_of(", args, ")")
 
 
-def is_whole(view: View) -> bool:
+def has_all_rows(view: View) -> bool:
     """Whether the rows of a table are all those that its tensor has along its first axis.
 
     Then the kernel reads how many there are, so that it serves tables of any length.
