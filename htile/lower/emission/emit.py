@@ -34,7 +34,7 @@ from .steps import (
     store_values,
 )
 from .stretches import print_stretch
-from .views import print_views, uncut
+from .views import print_views
 
 
 def emit(plan: Plan) -> str:
@@ -142,7 +142,7 @@ def _kernel(plan: Plan, names: Names) -> list[str]:
     return [
         "@cute.kernel",
         *wrapped_call(f"def {names.function}_kernel(", params, "):"),
-        *print_views(plan, names, uncut(names)),
+        *print_views(plan, names, names.uncut),
         f"    {block} = ElementwiseKernelContext(config)",
         *wrapped_call(f"    {block}.setup(", setup, ")"),
         *([wait] if dependent else []),

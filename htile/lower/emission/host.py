@@ -18,7 +18,6 @@ from .views import (
     own_dimensions,
     print_views,
     row_shape,
-    uncut,
 )
 
 
@@ -35,9 +34,8 @@ def host(plan: Plan, names: Names) -> list[str]:
     params = [*parameters(plan, names, names.arguments), "stream: cuda.CUstream"]
     params[-1:-1] = [f"{names.workspace}: cute.Tensor"] if plan.graph.over_rows else []
     passed = [*row_tensors(plan, names), "tiled_copy"]
-    passed_on = {*uncut(names)}
-    lines = print_views(plan, names, [a for a in names.tensors if a not in passed_on])
-    rows = number_of_rows(plan, names, is_cut=not passed_on)
+    lines = print_views(plan, names, names.cut_before)
+    rows = number_of_rows(plan, names)
     grid = f"config.grid({rows})"
     before, after = [], []
     if plan.graph.over_rows:
@@ -66,11 +64,11 @@ def host(plan: Plan, names: Names) -> list[str]:
 
 def row_tensors(plan: Plan, names: Names) -> list[str]:
     """The tensors that the kernel of the rows takes, in their order."""
-    over, passed_on = plan.graph.over_rows, {*uncut(names)}
-    taken = [a for a in names.tensors if a not in over]
-    tensors = dict.fromkeys(
-        names.argument(a) if a in passed_on else names.tensors[a] for a in taken
-    )
+    over, passed_on = plan.graph.over_rows, {*names.uncut}
+    taken = {a: name for a, name in names.tensors.items() if a not in over}
+    if passed_on:
+        taken = {a: names.argument(a) if a in passed_on else name for a, name in taken.items()}
+    tensors = dict.fromkeys(taken.values())
     return [*tensors, *([names.workspace] if over else [])]
 
 

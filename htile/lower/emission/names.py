@@ -64,6 +64,8 @@ class Names:
         first.
     places: of the others, how far behind the first each of them lies.
     arguments: of what the host function takes, in its order; an input may be a piece of one.
+    uncut: the inputs and outputs whose arguments the kernel takes uncut: all of its tensors, if two
+        of them are of one argument, or none. cut_before: the others, which the host function cuts.
     opening: the steps that load what is loaded first, and tell where rows end.
     fragments: of inputs, as tiles in shared memory (`sX`) or registers (`tXrX`).
     staged: of columns that are on their way to shared memory.
@@ -96,6 +98,9 @@ class Names:
                 self.tensors[output] = self.tensors[first]
                 self.places[output] = output.view.start[-1] - first.view.start[-1]
         self.arguments = tuple(self._arguments.values())
+        self.uncut = self._uncut()
+        uncut = {*self.uncut}
+        self.cut_before = [a for a in self.tensors if a not in uncut] if uncut else [*self.tensors]
         # What is at an index is loaded from a tensor, which is no value.
         self.values |= {i.id: self.tensors[i] for i in graph.inputs if i.role in CHOSEN_FROM}
         self.once = once(plan)
@@ -237,6 +242,19 @@ class Names:
         if argument.formula is not None:
             return self.values[argument.id]
         return name if argument.view is None else self._piece(name)
+
+    def _uncut(self) -> list[Input | Output]:
+        """What the kernel of the rows takes, if two pieces of it are of one argument, or nothing.
+
+        A number that the host function computes is not among it, and a result over all rows, which
+        a second kernel stores, is not either.
+        """
+        if len({*self.tensors.values()}) == len(self.arguments):
+            return []  # no argument has two
+        taken = [a for a in self.tensors if a.formula is None]
+        taken = [a for a in taken if not isinstance(a, Output) or a.over is None]
+        pieces = {self.tensors[a]: self.argument(a) for a in taken}
+        return taken if len({*pieces.values()}) < len(pieces) else []
 
     def whole(self, i: Input) -> str:
         """The arguments of what loads a row or a column whole, and not by chunks."""

@@ -17,41 +17,29 @@ from .expressions import CUTLASS_TYPES, tuple_of, wrapped_call
 from .names import Names
 
 
-def uncut(names: Names) -> list[Input | Output]:
-    """All that the kernel of the rows takes, if it takes the pieces itself, and else nothing.
-
-    A number that the host function computes is not among it, and a result over all rows, which a
-    second kernel stores, is not either.
-    """
-    taken = [a for a in names.tensors if a.formula is None]
-    taken = [a for a in taken if not isinstance(a, Output) or a.over is None]
-    pieces = {names.tensors[a]: names.argument(a) for a in taken}
-    return taken if len({*pieces.values()}) < len(pieces) else []
-
-
 def print_views(plan: Plan, names: Names, arguments: Sequence[Input | Output]) -> list[str]:
     """The lines that take the pieces, and make one mode of the leading dimensions of each."""
     firsts = [a for a in arguments if a not in names.places]
     pieces = [line for a in firsts for line in _piece(plan, names, a)]
     collapsed = [line for a in arguments for line in _collapse(plan, names, a)]
-    lead = f"    lead = {names.argument(of_rows(plan))}.shape[:{plan.target.lead}]"
+    lead = []
+    if collapsed and plan.target.broadcast:
+        lead.append(f"    lead = {names.argument(of_rows(plan))}.shape[:{plan.target.lead}]")
     return [
-        *([lead] if collapsed and plan.target.broadcast else []),
+        *lead,
         *pieces,
         *dict.fromkeys(collapsed),  # a tensor may be read as a row and by its elements
     ]
 
 
-def number_of_rows(plan: Plan, names: Names, is_cut: bool) -> str:
-    """The text that counts the rows in the host function.
-
-    is_cut: whether it has taken the pieces, and made one mode of the leading dimensions.
-    """
+def number_of_rows(plan: Plan, names: Names) -> str:
+    """The text that counts the rows in the host function."""
     counted, lead = of_rows(plan), plan.target.lead
-    if is_cut and _collapse(plan, names, counted):
-        return f"cute.size({names.tensors[counted]}, mode=[0])"
-    shape = f"{names.argument(counted)}.shape"
-    return f"{shape}[0]" if lead == 1 else f"cute.size({shape}[:{lead}])"
+    if lead == 1:
+        return f"{names.argument(counted)}.shape[0]"
+    if names.uncut:
+        return f"cute.size({names.argument(counted)}.shape[:{lead}])"
+    return f"cute.size({names.tensors[counted]}, mode=[0])"
 
 
 def of_rows(plan: Plan) -> Input | Output:
