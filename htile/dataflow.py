@@ -105,12 +105,15 @@ class ElementwiseKernelContext(RowReductions):
     def _allocate_tile(self, smem: SmemAllocator, dtype: type, turns: int) -> cute.Tensor:
         """A row-major tile of `dtype` in shared memory, or one for each turn.
 
-        A vector follows it where a shifted result may take its place (`StagedRow`).
+        A vector follows it where a shifted result may take its place (`StagedRow`). With turns, the
+        pieces of a shifted row are one more than its vectors (`PiecesAhead`).
         """
         layout = cute.make_ordered_layout(self.tiler_mn, order=(1, 0))
-        if turns > 1:
-            layout = cute.make_ordered_layout((*self.tiler_mn, turns), order=(1, 0, 2))
         more = self.vec_size if self.config.shifted else 0
+        if turns > 1:
+            rows, columns = self.tiler_mn
+            layout = cute.make_ordered_layout((rows, columns + more, turns), order=(1, 0, 2))
+            more = 0
         memory = smem.allocate_tensor(
             dtype, cute.make_layout(cute.cosize(layout) + more), byte_alignment=16
         )

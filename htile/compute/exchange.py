@@ -183,6 +183,17 @@ def barrier_of_row(row, rows: cutlass.Constexpr, threads: cutlass.Constexpr):
                 cute.arch.barrier(barrier_id=1 + k, number_of_threads=threads)
 
 
+def wait_for_share(tidx: Int32, num_threads: int, threads: int) -> None:
+    """Wait for all threads of a CTA that work on this thread's row, or on its share of one.
+
+    num_threads: of the CTA. threads: of each share.
+    """
+    if threads <= WARP:
+        cute.arch.sync_warp()
+    else:
+        barrier_of_row(tidx // threads, num_threads // threads, threads)
+
+
 @cute.jit
 def _exchange_block(words: tuple, slots: tuple, abreast: cutlass.Constexpr):
     """Lane 0 of each warp leaves the warp's words. One barrier is for all slots."""

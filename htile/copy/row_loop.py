@@ -14,10 +14,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Numeric, const_expr
 from cutlass.memory import SmemAllocator
 
+from htile.compute.exchange import wait_for_share
 from htile.copy.loaders import as_fragment
+from htile.copy.pieces_ahead import PiecesAhead
 from htile.utils import WARP, Static, element_bits
 
 if TYPE_CHECKING:
+    from htile.copy.tile import RowTile
     from htile.dataflow import ElementwiseKernelContext
 
 TURNS = 2  # Rows that follow each other take so many tiles and reduction buffers in turn.
@@ -142,24 +145,43 @@ class RowsAhead(Static):
     def __init__(self, loop: RowLoop, *tensors: cute.Tensor):
         self.loop, self.tensors = loop, tensors
         self.tiles = [loop.ctx.sX, *loop.ctx.extra_sX]
+        self.is_shifted = loop.ctx.config.shifted
         self._start(0)
 
     def _start(self, k: int | Int32) -> None:
         """Issue the loads of the k-th row, if there is one."""
         row = self.loop.row(k, is_there=isinstance(k, int))
-        for mX, tile in zip(self.tensors, self.tiles, strict=True):
-            tXgX = row.partition_dest(row.partition_global(mX))
-            tXsX = row.partition_dest(tile[None, None, k % TURNS])
-            row.copy_row(tXgX, tXsX, is_async=True)
+        if self.is_shifted:
+            for pieces in self._pieces(row, k):
+                pieces.copy()
+        else:
+            for mX, tile in self._in_turn(k):
+                tXgX = row.partition_dest(row.partition_global(mX))
+                row.copy_row(tXgX, row.partition_dest(tile), is_async=True)
         cute.arch.cp_async_commit_group()
+
+    def _in_turn(self, k: int | Int32) -> list[tuple[cute.Tensor, cute.Tensor]]:
+        """Each tensor, and the tile that its k-th row has."""
+        tiles = [tile[None, None, k % TURNS] for tile in self.tiles]
+        return list(zip(self.tensors, tiles, strict=True))
+
+    def _pieces(self, row: RowTile, k: int | Int32) -> list[PiecesAhead]:
+        """The pieces that each tensor has of the k-th row, whose context is `row`."""
+        return [PiecesAhead(row, mX, tile) for mX, tile in self._in_turn(k)]
 
     def take(self, k: Int32) -> tuple[cute.Tensor, ...]:
         """The fragments of the k-th row. The loads of the next one start before it is waited for.
 
-        Each thread reads what it has copied itself, so no barrier is needed.
+        A thread reads what it has copied itself, so no barrier is needed. But of shifted rows it
+        also reads pieces that other threads have copied. And the next row overwrites what they have
+        read of the row before: where its threads have exchanged nothing since, they wait here.
         """
+        ctx = self.loop.ctx
+        if self.is_shifted and ctx.reduction_buffer is None:
+            wait_for_share(ctx.tidx, ctx.config.num_threads, ctx.config.threads_per_row)
         self._start(k + 1)
         cute.arch.cp_async_wait_group(1)
-        return tuple(
-            as_fragment(self.loop.ctx, tile[None, None, k % TURNS]) for tile in self.tiles
-        )
+        if not self.is_shifted:
+            return tuple(as_fragment(ctx, tile) for _, tile in self._in_turn(k))
+        wait_for_share(ctx.tidx, ctx.config.num_threads, ctx.config.threads_per_row)
+        return tuple(pieces.vectors() for pieces in self._pieces(self.loop.row(k), k))

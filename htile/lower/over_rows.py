@@ -140,7 +140,8 @@ def _ways(work: Work, target: Target, plan: Plan) -> Iterator[_Way]:
     sizes = {part_dtype(work.graph, o).itemsize for o in work.graph.over_rows if o.is_row}
     for rows in _numbers_of_rows(num):
         threads = rows * num.threads_per_row
-        tile = elements * threads * sum(i.dtype.itemsize for i in work.rows)
+        sizes_of_rows = sum(i.dtype.itemsize for i in work.rows)
+        tile = elements * threads * sizes_of_rows
         scratch = elements * threads * sum(sizes) * (rows > 1)  # one for the results of each size
         # Shifted results are stored by some. The groups must not depend on whether they are.
         staged = staged_bytes(work.writes, num.vec_size, plan.chunks, threads)
@@ -150,6 +151,9 @@ def _ways(work: Work, target: Target, plan: Plan) -> Iterator[_Way]:
             if registers < _registers_of(arch, threads, blocks):
                 free = arch.shared_bytes // blocks - buffer - EXCHANGE_BYTES
                 has_tiles = max(TURNS * tile, scratch) <= free
+                if plan.placement.shifted:  # a piece more for each row, beside staged results
+                    pieces = TURNS * (tile + rows * num.vec_size * sizes_of_rows)
+                    has_tiles = pieces + scratch + staged <= free
                 yield _Way(rows, blocks, free - scratch - staged, has_tiles)
 
 
@@ -208,12 +212,13 @@ def _words(work: Work, plan: Plan) -> float:
 def _may_come_shared(work: Work, plan: Plan) -> bool:
     """Whether cp.async, of 4 bytes or more, can bring all rows."""
     views = [i.view for i in work.rows if i.view is not None]
-    if plan.placement.shifted or work.beyond or not work.rows:
+    if work.beyond or not work.rows:
         return False
     if any(not view.is_contiguous or view.is_of_groups for view in views):
         return False
     sizes = [i.dtype.itemsize for i in work.rows]
-    return min(min(plan.numerics.vec_size * size, plan.target.align) for size in sizes) >= 4
+    align = ACCESS_BYTES if plan.placement.shifted else plan.target.align  # of shifted pieces
+    return min(min(plan.numerics.vec_size * size, align) for size in sizes) >= 4
 
 
 def preferred(plans: list[Plan], usual: Numerics | None) -> Plan:

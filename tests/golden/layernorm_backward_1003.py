@@ -12,8 +12,8 @@ from htile.compute import math
 from htile.compute.mean import MEAN
 from htile.compute.parts import OverRows, Parts
 from htile.config import ElementwiseTileConfig
-from htile.copy.row_loop import RowLoop
-from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer, GlobalToRegLoader
+from htile.copy.row_loop import RowLoop, RowsAhead
+from htile.dataflow import ElementwiseKernelContext, ElementwiseStorer
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
@@ -33,19 +33,17 @@ def layernorm_backward_kernel(
     tiled_copy: cute.TiledCopy,
 ):
     block = ElementwiseKernelContext(config)
-    block.setup(mDy, config.tiler_mn(8), tiled_copy, shared=False)
+    block.setup(mDy, config.tiler_mn(8), tiled_copy, extra_smem_tensors=(BFloat16,), turns=2)
     cute.arch.griddepcontrol_wait()  # the kernel before has ended
 
     tXrWeight = block.load_column(mWeight)
     total0 = OverRows.of_rows(block, cute.ReductionOp.ADD, Float32)
     total1 = OverRows.of_rows(block, cute.ReductionOp.ADD, Float32)
     row_loop = RowLoop(block, 960)
+    rows_ahead = RowsAhead(row_loop, mDy, mX)
     for k in cutlass.range(row_loop.count, unroll=1):
         ctx = row_loop.row(k)
-        loader = GlobalToRegLoader(ctx)
-        tXrDy = loader.start(mDy)
-        tXrX = loader.start(mX)
-        loader.finish()
+        tXrDy, tXrX = rows_ahead.take(k)
         dy = math.convert(tXrDy.load(), Float32)
         x = math.convert(tXrX.load(), Float32)
         weight = math.convert(tXrWeight.load(), Float32)

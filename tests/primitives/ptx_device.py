@@ -410,21 +410,22 @@ class Warp:
                 self._arrive(*copy)
         else:
             assert opcode[1] == "async" and opcode[2] in ("cg", "ca"), "which caches is no matter"
-            assert opcode[3:] == ["shared", "global"] and operands[2] == "16"
-            read = self._value(operands[3], "u32") if len(operands) > 3 else np.full(WARP, 16)
+            assert opcode[3:] == ["shared", "global"]
+            size = int(operands[2])
+            read = self._value(operands[3], "u32") if len(operands) > 3 else np.full(WARP, size)
             to, source = self._address(operands[0]), self._address(operands[1])
-            copy = to[active], source[active], read[active].astype(np.int64)
+            copy = to[active], source[active], read[active].astype(np.int64), size
             if self.late:
                 self.started.append(copy)
             else:
                 self._arrive(*copy)
 
-    def _arrive(self, to: np.ndarray, source: np.ndarray, read: np.ndarray) -> None:
-        """Copy the first bytes of pieces of 16, of which the rest is 0."""
-        pieces = np.zeros((len(to), 16), np.uint8)
+    def _arrive(self, to: np.ndarray, source: np.ndarray, read: np.ndarray, size: int) -> None:
+        """Copy the first bytes of pieces of so many, of which the rest is 0."""
+        pieces = np.zeros((len(to), size), np.uint8)
         if read.any():
-            pieces[read > 0] = self.memory.load(source[read > 0], 16)
-            pieces[np.arange(16) >= read[:, None]] = 0
+            pieces[read > 0] = self.memory.load(source[read > 0], size)
+            pieces[np.arange(size) >= read[:, None]] = 0
         self.shared.store(to, pieces)
 
     # ---- matrices

@@ -60,7 +60,7 @@ class RowWarp(ptx_device.Warp):
             active = self._where(there, predicate, negated)
             if opcode[0] == "mbarwait" and active.any():
                 bar = self._barriers[int(self._address(operands[0])[active][0])]
-                if bar.phase == int(operands[1], 0):
+                if bar.phase == int(self._value(operands[1], "u32")[active][0]):
                     return "bytes"
             self._go(there, at + 1)
             if opcode[0] == "bra":
@@ -220,15 +220,30 @@ def parse(ptx: str) -> tuple[list, dict]:
     return ptx_device.parse(ptx)
 
 
-def launch(kernel, arguments: list, rows: int, reverse: bool = False) -> None:
-    """Run what `inspect` returned for so many rows.
+def launch(
+    kernel,
+    arguments: list,
+    rows: int,
+    reverse: bool = False,
+    blocks: int | None = None,
+    late: bool = True,
+) -> None:
+    """Run what `inspect` returned for so many rows; of two kernels the first one.
 
     arguments: of the kernel in order, results last: tensors in the memory of the host, and numbers.
     reverse: whether the last warp goes first.
+    blocks: how many thread blocks or clusters run, if not as many as the rows need.
+    late: whether cp.async moves its bytes when they are waited for, or at once.
     """
     memory = Memory([each for each in arguments if isinstance(each, torch.Tensor)])
-    parameters = ptx_device.parameters_of_emitted(kernel.ptx, arguments, memory.address)
-    _launch(kernel, memory, parameters, rows, reverse)
+    ptx = _first_kernel(kernel.ptx)
+    parameters = ptx_device.parameters_of_emitted(ptx, arguments, memory.address)
+    _launch(kernel, memory, parameters, rows, reverse, blocks, late)
+
+
+def _first_kernel(ptx: str) -> str:
+    """The text up to the end of the first kernel."""
+    return ptx[: ptx.index("\n}") + 2]
 
 
 def launch_pieces(kernel, named: dict[str, torch.Tensor], rows: int, reverse: bool = False) -> None:
@@ -257,17 +272,25 @@ def launch_pieces(kernel, named: dict[str, torch.Tensor], rows: int, reverse: bo
     _launch(kernel, memory, parameters, rows, reverse)
 
 
-def _launch(kernel, memory: Memory, parameters: list[bytes], rows: int, reverse: bool) -> None:
-    plan, ptx = kernel.plan, kernel.ptx
+def _launch(
+    kernel,
+    memory: Memory,
+    parameters: list[bytes],
+    rows: int,
+    reverse: bool,
+    blocks: int | None = None,
+    late: bool = True,
+) -> None:
+    plan, ptx = kernel.plan, _first_kernel(kernel.ptx)
     program = parse(ptx)
     (threads,) = re.findall(r"\.reqntid (\d+)", ptx)
     ctas = plan.numerics.cluster_n // plan.placement.shares
-    for row in range(-(-rows // plan.rows_per_block)):
+    for row in range(-(-rows // plan.rows_per_block) if blocks is None else blocks):
         cluster = [(Shared(SHARED_BYTES), {}) for _ in range(ctas)]
         order = itertools.product(range(ctas), range(int(threads) // WARP))
         turns = random.Random(row)
         warps = [
-            RowWarp(program, i, (row, rank), parameters, cluster[rank][0], memory, True,
+            RowWarp(program, i, (row, rank), parameters, cluster[rank][0], memory, late,
                     rank=rank, cluster=cluster, turns=turns)
             for rank, i in order
         ]  # fmt: skip
