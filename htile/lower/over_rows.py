@@ -31,7 +31,9 @@ MOST_BLOCKS = 4  # CTAs of a multiprocessor
 # rows; with more, the compiler lacks registers. docs/traps.md says what they were chosen with.
 FEWEST_BYTES, MOST_BYTES = 32 << 10, 40 << 10
 TURNS = 2  # tiles of each row that comes through shared memory: one is on its way
-ELEMENTS = 16  # that a thread has of a row, where nothing else decides it
+# How many elements of a row a thread has where nothing else decides it. Where the CTAs of a cluster
+# exchange something, it has more, because fewer warps then have less to exchange.
+ELEMENTS, EXCHANGED_ELEMENTS = 16, 32
 MOST_ELEMENTS = 48  # that a thread has of a row without being slower for it
 # Bytes of a row that its threads access at a time. With fewer, accesses take longer than memory.
 FEWEST_AT_A_TIME = 24
@@ -109,7 +111,9 @@ def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
     if not fitting:
         return
     way = min(fitting, key=lambda way: (_shortage(plan, way.rows * way.blocks), way.blocks))
-    groups = max(1, target.arch.loop_ctas * way.blocks // plan.numerics.cluster_n) * way.rows
+    # As many clusters as fit with one CTA on each multiprocessor fit again for each further CTA.
+    clusters = max(1, target.arch.loop_ctas // plan.numerics.cluster_n)
+    groups = clusters * way.blocks * way.rows
     numerics = replace(plan.numerics, groups=groups)
     threads = way.rows * numerics.threads_per_row
     for loader in ("shared", "direct"):
@@ -237,5 +241,6 @@ def _distance(plan: Plan) -> tuple:
     """Less for plans that are expected to be faster."""
     num, place = plan.numerics, plan.placement
     rows = place.num_threads // num.threads_per_row * place.blocks
-    far = abs(plan.elements_per_thread - ELEMENTS)
+    exchanges = num.cluster_n > 1 and plan.slots > 0
+    far = abs(plan.elements_per_thread - (EXCHANGED_ELEMENTS if exchanges else ELEMENTS))
     return _shortage(plan, rows), num.cluster_n, place.blocks, far, num.threads_per_row

@@ -46,6 +46,17 @@ def test_long_rows_are_held_in_clusters(n):
     assert kernel.resources.stack == 0
 
 
+@pytest.mark.parametrize("n", [20001, 44008, 61448, 60013, 100352])
+def test_all_clusters_run_at_a_time(n):
+    """A GPU has room for as many clusters again for each further CTA of a multiprocessor."""
+    kernel = backward_kernel("rmsnorm_backward", n)
+    every = enumerate_plans(kernel.graph, kernel.plan.target)
+    assert {16, kernel.plan.numerics.cluster_n} <= {plan.numerics.cluster_n for plan in every}
+    for plan in every:
+        at_a_time = plan.target.arch.loop_ctas // plan.numerics.cluster_n
+        assert plan.numerics.groups == at_a_time * plan.placement.blocks * plan.rows_per_block
+
+
 @pytest.mark.parametrize("n", [1000, 1003, 4096])
 def test_numerics_depend_on_neither_rows_nor_alignment(n):
     plain = htile.rowwise(rmsnorm_backward)
