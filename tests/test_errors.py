@@ -425,6 +425,19 @@ SECTIONS = (
             Case("A maximum over rows", row(
                 "return htile.max_rows(x * 2)", call="f(x.requires_grad_())"
             ), "GradientError", "return htile.max_rows(x * 2)"),
+            Case("A `torch.autograd.Function`", textwrap.dedent("""\
+                class Round(torch.autograd.Function):
+                    @staticmethod
+                    def forward(ctx, x):
+                        return x.round()
+
+                    @staticmethod
+                    def backward(ctx, gradient):
+                        return gradient
+
+                """) + row("return x * Round.apply(x)"), "TraceError", "@htile.rowwise"),
+            traced("`x.requires_grad`", "return x * 2 if x.requires_grad else x",
+                   kind="UnsupportedError"),
         ),
     ),
     Section(

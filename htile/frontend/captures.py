@@ -22,7 +22,7 @@ from typing import NoReturn
 import torch
 
 from ..errors import Location, TraceError
-from .hints import DRAWS, RANDOM
+from .hints import CUSTOM_FUNCTION, DRAWS, RANDOM
 from .libraries import SETTINGS, library_of, own_classes, own_members, reads_state
 from .reads import CONSTRUCTORS, reads_of, special_methods
 
@@ -395,8 +395,14 @@ class _Walk:
         if origin and callable(value) and reads_state(value):
             is_draw = getattr(value, "__name__", "") in DRAWS
             remedy = "compute it outside and pass it as an argument" + f"; {RANDOM}" * is_draw
+            if value is torch.set_grad_enabled:
+                remedy = "write `with torch.no_grad():` for what has no gradient"
             self._refuse(f"uses {name!r}, which may give something else at the next call; a kernel "
                          f"fixes it: {remedy}")  # fmt: skip
+        if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+            if torch.is_grad_enabled():  # torch would run its forward pass as if it had no gradient
+                self._refuse(f"captures {name!r}, {CUSTOM_FUNCTION}")
+            self.watched.append((lambda setting: setting(), torch.is_grad_enabled, False))
         if isinstance(value, type):
             self._names |= _CONSTRUCTORS if not origin else {value.__name__: None}
             return (value, *self.members_of(value))

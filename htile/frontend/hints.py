@@ -26,6 +26,11 @@ CHECKPOINT = (
     "torch.utils.checkpoint inside the function: write f(x) for checkpoint(f, x), because little "
     "is kept for a backward pass anyway, or put the checkpoint around the call of the function"
 )
+CUSTOM_FUNCTION = (
+    "a torch.autograd.Function, whose backward pass cannot be seen here: give the whole row-wise "
+    "function one of its own, with @f.backward, or write a value whose gradient is that of another "
+    "one as x + (y - x).detach(); where no gradient is wanted, call it in torch.no_grad()"
+)
 TRUTH = (
     "the truth of a symbolic value is not known while tracing, so `if`, `while`, `and`, `or`, "
     "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
@@ -101,6 +106,7 @@ HINTS = {
         "numpy equal allclose": "values are not known while tracing",
         "device cuda cpu is_cuda": "the kernel runs where its inputs are",
         "is_contiguous stride data_ptr storage_offset layout is_leaf": _MEMORY,
+        "requires_grad": "who calls the function knows it: pass it as an argument, `trains: bool`",
         "grad grad_fn backward": "gradients are those of results, outside; see docs/training.md",
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout": RANDOM,
         "feature_alpha_dropout rand_like randn_like randint_like bernoulli multinomial": RANDOM,

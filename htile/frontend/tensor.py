@@ -186,7 +186,6 @@ class Tensor(torch.Tensor):
 
     __array_ufunc__ = None
     __hash__ = object.__hash__
-    requires_grad = False
     _later: Callable | None = None  # of values whose elements are not in their places yet (`node`)
 
     @staticmethod
@@ -295,6 +294,8 @@ class Tensor(torch.Tensor):
     def __getattr__(self, name: str):
         if name.startswith("_"):
             raise AttributeError(name)
+        if name == "requires_grad" and internal(sys._getframe(1).f_code.co_filename):
+            return False  # modules of torch ask before they take a shortcut
         unsupported(f"x.{name}")
 
     __bool__ = __contains__ = _no_truth

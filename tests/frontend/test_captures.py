@@ -435,3 +435,44 @@ def test_freeze_takes_what_is_hashable():
     for value in (object(), Mutable(), [1], (1, Mutable()), Mutable().__repr__):
         with pytest.raises(TypeError, match="a mutable"):
             freeze(value)
+
+
+class Sevenfold(torch.autograd.Function):
+    """Its forward pass returns what it is given, so no operation says that it is there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 7 * g
+
+
+applied = Sevenfold.apply
+library = types.ModuleType("library")
+library.Sevenfold = Sevenfold
+
+
+def of_a_helper(x):
+    return applied(x)
+
+
+CUSTOM = {
+    "by its name": lambda x: x + Sevenfold.apply(x),
+    "by its method": lambda x: x + applied(x),
+    "of a helper": lambda x: x + of_a_helper(x),
+    "of a module": lambda x: x + library.Sevenfold.apply(x),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_gradient_of_ones_own_that_would_be_lost_is_refused(name):
+    f, x = htile.rowwise(CUSTOM[name]), torch.ones(2, 4)
+    with torch.no_grad():
+        assert torch.equal(f(x), 2 * x)
+        assert torch.equal(f(x), 2 * x)
+    with pytest.raises(TraceError, match=r"a torch\.autograd\.Function, .* with @f\.backward"):
+        f(x.requires_grad_())
+    with torch.no_grad():
+        assert torch.equal(f(x), 2 * x)

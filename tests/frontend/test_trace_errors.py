@@ -234,6 +234,9 @@ MISTAKES = {
     "a checkpoint of old": (
         lambda x: checkpoint(torch.exp, x, use_reentrant=True), TraceError, "around the call of"
     ),
+    "requires_grad": (
+        lambda x: x * 2 if x.requires_grad else x, UnsupportedError, "`trains: bool`"
+    ),
     "F.linear": (lambda x, y: F.linear(x, y), UnsupportedError, "annotate the weight"),
     "F.dropout": (lambda x: F.dropout(x), UnsupportedError, "random numbers"),
     "device": (lambda x: torch.ones(2, device="cuda"), TraceError, "device=x.device"),
@@ -497,6 +500,15 @@ def test_the_line_is_the_users(fn):
     assert EXACT_LINES[fn] in str(caught.value)
 
 
+def test_set_grad_enabled_says_what_to_write():
+    def f(x):
+        with torch.set_grad_enabled(False):
+            return x * 2
+
+    with pytest.raises(HTileError, match=r"write `with torch.no_grad\(\):`"):
+        htile.rowwise(f)(torch.ones(2, 4))
+
+
 def test_a_tuple_of_the_user_is_not_taken_for_a_shape():
     def f(x):
         shape, weights = x.shape, (1.0,)
@@ -646,7 +658,7 @@ def test_protocols_see_a_plain_object():
         assert x in {x: 1} and hash(x) == hash(x)
         assert "row f32[8]" in repr(x) and "row f32[8]" in f"{x}"
         assert isinstance(x, torch.Tensor) and torch.is_tensor(x) and isinstance(x, Tensor)
-        assert not isinstance(x, torch.nn.Parameter) and not x.requires_grad
+        assert not isinstance(x, torch.nn.Parameter)
         return x * np.float32(2.0) + np.float64(1.0) + np.int64(3)
 
     traced(f)
