@@ -35,10 +35,14 @@ class CumulativeLogarithm:
     def tangent(self, t: int) -> int:
         """The tangent of the results, of that of the elements."""
         a = self.a
+        # Where no term counts, as in the scans of a derivative, y and the sum of the tangents are
+        # both minus infinity, and their difference would be NaN.
+        is_empty = a.node(Op.EQ, self.y, a.number(-math.inf))
+        y = a.node(Op.WHERE, is_empty, a.number(0), self.y)
 
         def added(t: int) -> int:
             upto = a.node(self.op, self._logarithms(t, self.x), arg=self.axis)
-            return a.node(Op.EXP, a.sub(upto, self.y))
+            return a.node(Op.EXP, a.sub(upto, y))
 
         return a.sub(added(t), added(a.neg(t)))
 

@@ -84,6 +84,58 @@ def test_tangents(name):
         torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5)
 
 
+ORDERS = {
+    "forward over reverse": torch.func.hessian,
+    "forward over forward": lambda f: torch.func.jacfwd(torch.func.jacfwd(f)),
+    "reverse over forward": lambda f: torch.func.jacrev(torch.func.jacfwd(f)),
+    "forward over reverse over reverse": lambda f: torch.func.jacfwd(
+        torch.func.jacrev(torch.func.grad(f))
+    ),
+    "forward over forward over reverse": lambda f: torch.func.jacfwd(torch.func.hessian(f)),
+}
+
+
+def weights(n):
+    """Of both signs, and 0: each sign has a scan of its own, in which other terms count."""
+    return torch.arange(n, dtype=torch.float64).mul(2.0).cos().mul(4).round() / 2
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["a row", "from the end"])
+def test_derivatives_of_derivatives(name, order, n):
+    """No term may count in a scan of a derivative, which is minus infinity there."""
+    function, right = TANGENTS[name]
+    f, w = htile.rowwise(function), weights(n)
+    for weight in (torch.ones(n).double(), -w, w):
+        found = ORDERS[order](lambda x, w=weight: (f(x) * w.float()).sum())(rows(n)[:1])
+        exact = ORDERS[order](lambda x, w=weight: (right(x) * w).sum())(rows(n)[:1].double())
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "row", [[0, -inf, 1, 2], [-1e3, -200, 0, 10, -1e3, 9, -inf], [3, -inf, -inf, -inf, 3]]
+)
+def test_derivatives_of_derivatives_of_elements_that_are_far_apart(row):
+    x = torch.tensor([row], dtype=torch.float32)
+    f = htile.rowwise(lambda x: x.logcumsumexp(-1))
+    exact = torch.func.hessian(lambda x: upto(x).sum())(x.double())
+    assert exact.isfinite().all()
+    for order in ("forward over reverse", "forward over forward", "reverse over forward"):
+        found = ORDERS[order](lambda x: f(x).sum())(x)
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-6)
+
+
+def test_tangents_of_elements_before_which_none_counts():
+    """The first results are minus infinity. torch has NaN there, where the tangent is 0."""
+    x, t = torch.tensor([[-inf, -inf, 0, 1]]), torch.tensor([[1.0, -2, 3, 0]])
+    f = htile.rowwise(lambda x: x.logcumsumexp(-1))
+    found = torch.func.jvp(f, (x,), (t,))[1]
+    (exact,) = torch.func.jvp(upto, (x[:, 2:].double(),), (t[:, 2:].double(),))[1:]
+    torch.testing.assert_close(found[:, 2:].double(), exact, rtol=1e-5, atol=1e-5)
+    assert found[:, :2].tolist() == [[0, 0]]
+
+
 @pytest.mark.parametrize("call", [lambda x: x.cummax(-1), lambda x: x.flip(-1).cummin(-1)])
 def test_running_extremes_have_no_gradient_and_say_so(call):
     f = htile.rowwise(lambda x: x - call(x).values.amax())
