@@ -12,7 +12,7 @@ from math import gcd, inf, prod
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Node
-from ...frontend.ops import COMPARISONS, EXTREMES, FROM_END, RUNNING, TURNED, Op
+from ...frontend.ops import COMPARISONS, EXTREMES, FROM_END, RUNNING, SCANS, TURNED, Op
 from .axes import Axis, Index, Refine, Ungrouped, Wanted, axes_of, moved_along
 from .placed import Placed
 
@@ -81,7 +81,7 @@ class Collectives:
             elif node.op is Op.MEAN:
                 found = self._mean_of_both(found, part, (end - start) / end, node)
             else:
-                found = self._computed(COMBINE[node.op], (found, part), None, node)
+                found = self._both(found, part, node)
         return found
 
     def _mean_of_both(self, first: int, second: int, share: float, node: Node) -> int:
@@ -112,18 +112,32 @@ class Collectives:
         if wide > size:
             parts = [self._only(part, inside[0], size, node) for part in parts]
         outside = axes_of(wanted)
+        if set(inside) & {axis for part in parts for axis in self.nodes[part].axes}:
+            self._note((*outside, *inside))
+        return self._of_all(parts, inside, outside, node)
+
+    def _of_all(
+        self, parts: list[int], inside: list[Axis], outside: tuple[Axis, ...], node: Node
+    ) -> int:
+        """What a reduction, or a scan at its end, has of these pieces of an axis together."""
+        op = TOTAL.get(node.op, node.op)
+        if op in SCANS:  # a logsumexp
+            largest = self._of_all(parts, inside, outside, replace(node, op=Op.MAX))
+            peak = self._finite(largest, node)
+            terms = [self._relative(part, peak, node) for part in parts]
+            total = self._of_all(terms, inside, outside, replace(node, op=Op.SUM))
+            return self._logarithm(total, peak, node)
         count = len(parts)
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=False)
             odd = parts[-1:] if len(parts) % 2 else []
-            parts = [self._computed(COMBINE[node.op], pair, None, node) for pair in pairs] + odd
+            parts = [self._computed(COMBINE[op], pair, None, node) for pair in pairs] + odd
         (found,) = parts
         if inside and not set(inside) & set(self.nodes[found].axes):
-            found = self._of_equal(found, prod([axis.size for axis in inside]), node)
+            found = self._of_equal(found, prod([axis.size for axis in inside]), op, node)
         elif inside:
-            self._note((*outside, *inside))
-            found = self._add(Placed(node.op, (found,), None, outside, node, (), tuple(inside)))
-        if node.op is Op.MEAN and count > 1:
+            found = self._add(Placed(op, (found,), None, outside, node, (), tuple(inside)))
+        if op is Op.MEAN and count > 1:
             number = self._add(Placed(Op.CONST, (), float(count), (), node))
             found = self._computed(Op.DIV, (found, number), None, node)
         return found
@@ -169,13 +183,13 @@ class Collectives:
         inputs, outside = (*pieces, rank), axes_of(wanted)
         return self._add(Placed(node.op, inputs, None, outside, node, (), tuple(along)))
 
-    def _of_equal(self, operand: int, count: int, node: Node) -> int:
+    def _of_equal(self, operand: int, count: int, op: Op, node: Node) -> int:
         """A reduction of so many equal elements."""
-        if node.op is Op.SUM:
+        if op is Op.SUM:
             kind = float if node.value.dtype.is_floating_point else int
             number = self._add(Placed(Op.CONST, (), kind(count), (), node))
             return self._computed(Op.MUL, (operand, number), None, node)
-        if node.op is not Op.PROD:
+        if op is not Op.PROD:
             return operand
         found = operand
         for digit in f"{count:b}"[1:]:  # by squaring, and by a product where the digit is 1
@@ -195,7 +209,7 @@ class Collectives:
         if not index.steps:
             is_alone = node.value.spread and axis == -1 and not axes_of(wanted)
             if is_alone and rest == size - 1:  # of a row: all of it
-                return self._last_of_row(node, (*wanted[:at], *wanted[at + 1 :]))
+                return self._reduced(node, (*wanted[:at], *wanted[at + 1 :]))
             if rest >= self.most:
                 part = f"{index.start}:" if is_from_end else f":{index.start + 1}"
                 raise UnsupportedError(
@@ -231,7 +245,7 @@ class Collectives:
         for start in range(rest, 0, -along.size):  # the pieces before this one
             place = moved_along(wanted, axis, index, back * start)
             piece = self._spread(operand, place, along, node)
-            whole = self._total(piece, along, outside, node)
+            whole = self._of_all([piece], [along], outside, node)
             before = whole if before is None else self._both(before, whole, node)
         return found if before is None else self._both(before, found, node)
 
@@ -248,30 +262,11 @@ class Collectives:
                 longest = max((axis for axis in found if axis), key=lambda axis: axis.size)
                 raise Refine(longest, gcd(*sizes), asking=self.graph[id])
 
-    def _last_of_row(self, node: Node, wanted: Wanted) -> int:
-        """The element of a scan that all of a row counts in."""
-        if node.op in TOTAL:
-            return self._reduced(replace(node, op=TOTAL[node.op]), wanted)
-        raise UnsupportedError(
-            f"the last element alone of a {_told(node.op)}: write x.{_told_total(node.op)}",
-            node.loc,
-        )
-
-    def _total(self, piece: int, along: Axis, outside: tuple[Axis, ...], node: Node) -> int:
-        """What a scan has of a whole piece of its axis."""
-
-        def reduced(op: Op, operand: int) -> int:
-            return self._add(Placed(op, (operand,), None, outside, node, (), (along,)))
-
-        if node.op in TOTAL:
-            return reduced(TOTAL[node.op], piece)
-        peak = self._finite(reduced(Op.MAX, piece), node)
-        return self._logarithm(reduced(Op.SUM, self._relative(piece, peak, node)), peak, node)
-
     def _both(self, before: int, found: int, node: Node) -> int:
-        """What a scan has of two pieces together."""
-        if node.op in TOTAL:
-            return self._computed(COMBINE[TOTAL[node.op]], (before, found), None, node)
+        """What a reduction or a scan has of two pieces together."""
+        op = TOTAL.get(node.op, node.op)
+        if op not in SCANS:
+            return self._computed(COMBINE[op], (before, found), None, node)
         peak = self._computed(Op.MAXIMUM, (before, found), None, node)
         peak = self._finite(peak, node)
         terms = (self._relative(before, peak, node), self._relative(found, peak, node))
