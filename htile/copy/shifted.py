@@ -27,7 +27,7 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.memory import SmemAllocator
 
-from htile.compute.exchange import barrier_of_row
+from htile.compute.exchange import wait_for_share
 from htile.compute.operands import select
 from htile.copy.vector import vector_copy
 from htile.utils import WARP, Static, as_bytes, element_bits
@@ -325,11 +325,9 @@ class StagedRow(Batches):
 
     def wait(self) -> None:
         """Wait for all threads that work on the row."""
-        if self.threads <= WARP:
-            cute.arch.sync_warp()
-        elif self.threads == self.ctx.config.threads_per_row * self.ctx.config.abreast:
-            rows = self.ctx.config.num_threads // self.threads
-            barrier_of_row(self.ctx.tidx // self.threads, rows, self.threads)
+        config = self.ctx.config
+        if self.threads <= WARP or self.threads == config.threads_per_row * config.abreast:
+            wait_for_share(self.ctx.tidx, config.num_threads, self.threads)
         else:  # the numbers of barriers are those of whole rows
             cute.arch.sync_threads()
 
