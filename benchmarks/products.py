@@ -1,7 +1,7 @@
 """Times functions with matrix products beside cuBLAS and other libraries.
 
-    python -m benchmarks.products [--suite product few fused vocabulary] [--contenders htile pair]
-                                  [--rounds 15] [--seconds 300]
+    python -m benchmarks.products [--suite product few fused reduced vocabulary]
+                                  [--contenders htile pair] [--rounds 15] [--seconds 300]
 
 A ratio above 1 is faster than cuBLAS's bare product of the same operands, whose result has 16 bits.
 `(K, N)` is the product of a matrix that lies so in memory, by HTile and by cuBLAS; both ratios are
@@ -36,8 +36,10 @@ PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096), (8192, 
 FEW = (1, 16, 64, 128, 256, 512)  # rows
 OF_FEW = ((4096, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (128256, 4096), (11008, 5120))
 FUSED = ((8192, 14336, 4096), (4096, 4096, 4096), (4096, 4096, 14336), (5000, 11008, 5120))
+REDUCED = ((65536, 256, 128), (65536, 512, 64), (65536, 1024, 128), (65536, 2048, 128),
+           (20000, 1536, 96), (4096, 2048, 128), (4096, 512, 64))  # fmt: skip
 VOCABULARY = ((8192, 32000, 4096), (4096, 128256, 4096), (2048, 151936, 5120))
-SUITES = ("product", "few", "fused", "vocabulary")
+SUITES = ("product", "few", "fused", "reduced", "vocabulary")
 
 
 @htile.rowwise
@@ -66,6 +68,17 @@ def residual_linear(x, W: htile.Matrix, residual):
 
 
 @htile.rowwise
+def softmax_linear(x, W: htile.Matrix):
+    return torch.softmax(F.linear(x, W), -1)
+
+
+@htile.rowwise
+def linear_norm(x, W: htile.Matrix, eps: float = 1e-6):
+    y = F.linear(x, W)
+    return y * torch.rsqrt((y * y).mean() + eps)
+
+
+@htile.rowwise
 def nll(h, head: htile.Matrix, label: htile.PerRow):
     z = F.linear(h, head)
     return z.logsumexp(-1) - z[label]
@@ -75,6 +88,7 @@ def nll(h, head: htile.Matrix, label: htile.PerRow):
 gelu = htile.rowwise(lambda z, bias: F.gelu(z + bias))
 swiglu = htile.rowwise(lambda gate, up: F.silu(gate) * up)
 rmsnorm = htile.rowwise(lambda x, eps=1e-6: x * torch.rsqrt((x * x).mean() + eps))
+softmax = htile.rowwise(lambda z: torch.softmax(z, -1))
 added = htile.rowwise(lambda z, residual: z + residual)
 
 
@@ -153,6 +167,17 @@ def norm_means(x, weight):
     return F.linear((wide * scale).to(x.dtype), weight)
 
 
+def softmax_means(x, weight):
+    z = F.linear(x, weight)
+    return torch.softmax(z if z.dtype is torch.float64 else z.float(), -1).to(z.dtype)
+
+
+def linear_norm_means(x, weight):
+    z = F.linear(x, weight)
+    wide = z if z.dtype is torch.float64 else z.float()
+    return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-6)).to(z.dtype)
+
+
 def loss_means(h, head, label):
     z = F.linear(h, head)
     z = z if z.dtype is torch.float64 else z.float()
@@ -187,6 +212,23 @@ def fused(m: int, n: int, k: int) -> Iterator[Cell]:
         "htile": of(norm_linear), "pair": lambda *_: lambda: multiplied(rmsnorm(x)),
         "compile": peers.compiled(norm_means),
     })  # fmt: skip
+
+
+def reduced(m: int, n: int, k: int) -> Iterator[Cell]:
+    """Functions whose rows are reduced in the tiles that have all their columns."""
+    x, weight, out = normal(m, k), normal(n, k).mul_(k**-0.5), normal(m, n)
+
+    def bare():
+        return torch.mm(x, weight.t(), out=out)
+
+    for title, function, means, rows in (
+        ("softmax", softmax_linear, softmax_means, softmax),
+        ("rms norm", linear_norm, linear_norm_means, rmsnorm),
+    ):  # fmt: skip
+        yield Cell(title, (m, n, k), means, (x, weight), (0,), bare, {
+            "htile": of(function), "pair": lambda *_, rows=rows: lambda: rows(bare()),
+            "compile": peers.compiled(means),
+        })  # fmt: skip
 
 
 def vocabulary(m: int, n: int, k: int) -> Iterator[Cell]:
@@ -287,7 +329,7 @@ def cells(suite: str) -> Iterator[Cell]:
     """The cells of a suite, one after the other, because their tensors are large."""
     few = [(m, n, k) for n, k in OF_FEW for m in FEW]
     made = {"product": (product, PRODUCTS), "few": (product, few), "fused": (fused, FUSED),
-            "vocabulary": (vocabulary, VOCABULARY)}  # fmt: skip
+            "reduced": (reduced, REDUCED), "vocabulary": (vocabulary, VOCABULARY)}  # fmt: skip
     make, sizes = made[suite]
     for size in sizes:
         yield from make(*size)

@@ -27,6 +27,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
+from htile.compute.tile_reduce import RowExchange
 from htile.compute.tile_rows import BLOCK, WARPGROUP, place_in_band
 from htile.copy.tma import GlobalToSharedLoader, SharedToGlobalStorer
 from htile.types.register import AccumulatorMap, AccumulatorTile, WarpLayout
@@ -55,6 +56,8 @@ class MatmulTileConfig:
         or, in turns, the whole of every second tile.
     in_turns: whether the two warpgroups have tiles of their own.
     parts: how many narrower tiles each tile is cut into that is left for the last wave; 1 for none.
+    exchanges: how many reductions of each row the thread blocks along its columns exchange.
+    exchanged: how many numbers of a row each of these exchanges has at most.
     """
 
     dtype: type = BFloat16
@@ -69,6 +72,8 @@ class MatmulTileConfig:
     warp_groups: int = 2
     in_turns: bool = False
     parts: int = 1
+    exchanges: int = 0
+    exchanged: int = 1
 
     STORE_STAGES = 2  # tiles of a warpgroup that are being stored, or are filled meanwhile
     LOADER_REGISTERS, MATH_REGISTERS = 24, 240  # of a thread that loads, and one that multiplies
@@ -216,6 +221,9 @@ class MatmulKernelContext(Static):
             defer_sync=True,
         )
         self.turns = self._begin_turns(smem) if c.in_turns else None
+        self.exchange = None
+        if c.exchanges:
+            self.exchange = RowExchange(c, smem, self.tidx, self.place, coord[1])
         pipeline.pipeline_init_arrive(cluster_shape_mn=sizes, is_relaxed=True)
 
         box = c.loaded_rows, K_CHUNK
@@ -351,6 +359,10 @@ class MatmulKernelContext(Static):
           nothing here: its stores and barriers are the warpgroup's, and so are loads of other rows.
         - It is given back once it is computed and, if its tile goes on, chunk c + 1 is issued.
 
+        What follows the products of a tile may exchange parts of rows in the cluster. Then it waits
+        for the same tile's products in the other thread blocks, and not in turns. All chunks of
+        that tile are given back before, so its products wait for nothing that comes later.
+
         There are two stages or more. So each of these waits for what is earlier in the order
         "load c, issue c, give back c - 1" only, and the earliest that has not happened can happen.
         A turn is not missed, either: a warpgroup's next one is announced by threads that wait for
@@ -390,7 +402,7 @@ class NarrowTiles(MatmulKernelContext):
         c, self.wide = self.config, wide
         self.shape, self.tidx, self.thread = wide.shape, wide.tidx, wide.thread
         self.warp, self.group, self.place = wide.warp, wide.group, wide.place
-        self.turns = wide.turns
+        self.turns, self.exchange = wide.turns, None
         self.coord, self.storer, self.left = wide.coord, wide.storer, wide.left
         self.first, self.stride, self.chunks = wide.first, wide.stride, wide.chunks
         self.total, self.before = rest * wide.config.parts, wide.total // wide.stride

@@ -111,6 +111,8 @@ class WarpMatmulConfig:
 class WarpMatmulContext(Static):
     """What a kernel with products sets up first. It is made and used inside one @cute.kernel."""
 
+    exchange = None  # A thread block has whole rows or groups of their columns.
+
     def __init__(self, config: WarpMatmulConfig):
         self.config = config
 

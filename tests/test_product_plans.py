@@ -148,7 +148,7 @@ def test_a_plan_of_rows_for_products_alone_is_refused():
     args = arguments(products.gelu, 64, 512, 256)
     with pytest.raises(LoweringError, match=r"with_plan\(threads_per_row=32\) has no effect"):
         products.gelu.with_plan(threads_per_row=32).inspect(*args)
-    softmax = arguments(products.softmax, 64, 512, 256)
+    softmax = arguments(products.softmax, 64, 512, 512)  # which takes two kernels
     *_, row = products.softmax.with_plan(threads_per_row=64).inspect(*softmax).kernels
     assert row.plan.properties()["threads_per_row"] == 64
 

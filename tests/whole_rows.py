@@ -1,4 +1,4 @@
-"""Functions whose products are reduced in the tile that has all columns of a row, for tests."""
+"""Functions whose products are reduced in the tiles that have all columns of a row, for tests."""
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,12 @@ def norm_after(x, W: htile.Matrix, residual, weight, bias):
 
 
 @htile.rowwise
+def standardized(x, W: htile.Matrix):
+    y = F.linear(x, W)
+    return F.layer_norm(y, y.shape[-1:])
+
+
+@htile.rowwise
 def gated_norm(x, gate: htile.Matrix, up: htile.Matrix):
     h = F.silu(F.linear(x, gate)) * F.linear(x, up)
     return h / (h.abs().amax() + 1.0), h
@@ -38,7 +44,9 @@ def constant_norm(x, W: htile.Matrix, value: htile.PerRow):
     return (y - y.mean()) * torch.rsqrt(y.var(correction=0) + 1e-5)
 
 
-WHOLE = (products.softmax, rms_after, norm_after, gated_norm, softmax_until)
+WHOLE = (products.softmax, rms_after, norm_after, standardized, gated_norm, softmax_until)
+# Of these, several tiles share the columns of wider rows. The other one reads other rows.
+SHARED = tuple(f for f in WHOLE if f is not norm_after)
 
 
 def arguments(f, m, n, k, dtype=BF16, seed=0):

@@ -1,25 +1,39 @@
-"""Reductions of the rows of a tile that has all columns of them.
+"""Reductions of rows of products, in the tiles that have all columns of them.
 
-A thread has a part of each of its rows, and the four lanes of a quad have all of it. So no other
-thread takes part. In which order a row's elements combine depends on the number of columns alone.
+A thread has a part of each of its rows, and the four lanes of a quad have all that the tile has of
+it. Where the tile has the whole row, no other thread takes part. Wider rows are shared by the tiles
+of a cluster, which exchange what they have of them. In which order a row's elements combine depends
+on the function and the lengths of both operands' rows alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32, Int64, const_expr
+from cutlass.memory import SmemAllocator
 
 from htile.compute.math import lt, where
 from htile.compute.mean import quotient
 from htile.compute.operands import Vector, make_vector, select
 from htile.compute.products import Product
-from htile.compute.reduce import ADD, MAX, MIN, combine, identity, thread_reduce, warp_reduce
-from htile.utils import Static
+from htile.compute.reduce import (
+    ADD,
+    MAX,
+    MIN,
+    combine,
+    combine_terms,
+    identity,
+    thread_reduce,
+    warp_reduce,
+)
+from htile.utils import Static, elem_pointer, store_shared_remote
 
 if TYPE_CHECKING:
     from htile.compute.tile_rows import TileChunk, TileRows
+    from htile.matmul import MatmulTileConfig
 
 QUAD = 4  # lanes that have the columns of one row of a tile
 
@@ -37,13 +51,9 @@ class RowPartial(Static):
         part = thread_reduce(value, self.op)
         self.parts[chunk.r] = combine(self.op, self.parts[chunk.r], part)
 
-    def of_rows(self) -> list[Float32]:
-        """The result of each row."""
-        return [warp_reduce(part, self.op, QUAD) for part in self.parts]
-
     def reduced(self) -> Vector:
         """The results of all rows, as a vector."""
-        found = self.of_rows()
+        (found,) = _of_rows(self.rows, [self])
         return make_vector(found, (len(found),), Float32)
 
 
@@ -65,16 +75,87 @@ class RowMeans(Static):
 
     def reduced(self) -> Vector:
         """The means of all rows, as a vector."""
-        each = zip(*(part.of_rows() for part in self.parts), strict=True)
+        each = zip(*_of_rows(self.rows, self.parts), strict=True)
         n = self.rows.ctx.shape[1]
         means = [select(high == low, high, quotient(total, n)) for total, high, low in each]
         return make_vector(means, (len(means),), Float32)
 
 
+class RowExchange(Static):
+    """What the tiles of a cluster that share rows hand each other of them, in shared memory.
+
+    Each exchange takes the next of two buffers, in turns, and each warpgroup has barriers of its
+    own. No buffer is written before it is read: a thread block sends to one again in the next
+    exchange but one. By then it has got all words of the exchange between, and a warp sends these
+    behind its reads of the one before.
+
+    place: of the warpgroup, among those of the tile. rank: which tile of the row this one is.
+    """
+
+    BUFFERS = 2
+
+    def __init__(self, config: MatmulTileConfig, smem: SmemAllocator, tidx, place, rank):
+        self.config, self.tidx, self.place, self.rank = config, tidx, place, rank
+        self.shares = config.cluster[1]
+        shape = self.shares, config.tile[0], config.exchanged, self.BUFFERS
+        self.words = smem.allocate_tensor(Float32, cute.make_layout(shape), 16)
+        self.barriers = smem.allocate_array(Int64, self.BUFFERS * config.sharers)
+        self._begin()
+
+    @cute.jit
+    def _begin(self):
+        if self.tidx < self.BUFFERS * self.config.sharers:
+            cute.arch.mbarrier_init(self.barriers + self.tidx, 1)
+        cute.arch.mbarrier_init_fence()
+
+    def combine(self, rows: TileRows, parts: list[list[Float32]], ops: list, number) -> list[list]:
+        """What all tiles have of each row, from what this one has of it.
+
+        parts: for each op a number of each row, which all lanes of a quad have.
+        number: of this exchange among those of the thread block.
+        """
+        buffer, phase = number % self.BUFFERS, number // self.BUFFERS % 2
+        barrier = self.barriers + self.BUFFERS * self.place + buffer
+        own = [rows.places.row(rows.thread, r) for r in range(rows.places.num_rows)]
+        self._send(parts, own, buffer, barrier)
+        cute.arch.mbarrier_wait(barrier, phase)
+        return [
+            [combine_terms(self._words_of(row, k, buffer), op) for row in own]
+            for k, op in enumerate(ops)
+        ]
+
+    def _words_of(self, row, k: int, buffer) -> list[Float32]:
+        """What the tiles have sent of a row, in their order."""
+        return [self.words[share, row, k, buffer] for share in range(self.shares)]
+
+    @cute.jit
+    def _send(self, parts: list, rows: list, buffer, barrier):
+        """Each lane of a quad sends to every fourth tile."""
+        c = self.config
+        if cute.arch.warp_idx() % 4 == 0:
+            with cute.arch.elect_one():
+                bytes_ = self.shares * (c.tile[0] // c.sharers) * len(parts) * 4
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, bytes_)
+        for first in cutlass.range_constexpr(0, self.shares, QUAD):
+            peer = self.tidx % QUAD + first
+            if peer < self.shares:
+                for k in cutlass.range_constexpr(len(parts)):
+                    for r in cutlass.range_constexpr(len(rows)):
+                        to = elem_pointer(self.words, (self.rank, rows[r], k, buffer))
+                        store_shared_remote(parts[k][r], to, barrier, peer)
+
+
+def _of_rows(rows: TileRows, partials: list[RowPartial]) -> list[list[Float32]]:
+    """For each of some reductions the results of all rows."""
+    found = [[warp_reduce(part, each.op, QUAD) for part in each.parts] for each in partials]
+    return rows.exchanged(found, [each.op for each in partials])
+
+
 def _until_end(chunk: TileChunk, value: Vector | Product, neutral) -> Vector | Product:
     """The values, with what leaves a reduction as it is in columns behind the end of the row."""
-    n = chunk.rows.ctx.shape[1]
-    if const_expr(chunk.start + chunk.rows.config.chunk <= n):
+    n, c = chunk.rows.ctx.shape[1], chunk.rows.config
+    before = 0 if chunk.rows.ctx.exchange is None else (c.cluster[1] - 1) * c.columns
+    if const_expr(before + chunk.start + c.chunk <= n):
         return value
     inside = lt(chunk.cols, n)
     if isinstance(value, Product):

@@ -45,10 +45,13 @@ class TileRows(Static):
     """The rows of one tile as a thread has them: two of each block, and of these a quarter.
 
     ctx: of a kernel of wgmma (htile/matmul.py) or of mma.sync (htile/warp_matmul.py).
+    index: of the tile among all of them. number: of it among those of the thread block, which is
+        needed where several thread blocks share its rows.
     """
 
-    def __init__(self, ctx: MatmulKernelContext | WarpMatmulContext, index):
+    def __init__(self, ctx: MatmulKernelContext | WarpMatmulContext, index, number=None):
         self.ctx, self.config = ctx, ctx.config
+        self.number, self.exchanges = number, 0  # what has been exchanged so far of the tile
         c, self.tile = ctx.config, ctx.tile_at(index)
         self.thread, self.places, self.vec_size = ctx.thread, c.places, c.chunk // QUAD
         self.m, self.n = self.tile[0] * c.tile[0], self.tile[1] * c.columns
@@ -75,12 +78,20 @@ class TileRows(Static):
         return LoadedAhead(self, tensors, in_pairs)
 
     def partial(self, op: cute.ReductionOp) -> RowPartial:
-        """A reduction of each row, where the tile has all its columns."""
+        """A reduction of each row, where the tile has all its columns, or those of a cluster do."""
         return RowPartial(self, op)
 
     def partial_mean(self) -> RowMeans:
-        """The mean of each row, where the tile has all its columns."""
+        """The mean of each row, likewise."""
         return RowMeans(self)
+
+    def exchanged(self, parts: list[list], ops: list) -> list[list]:
+        """What all tiles of a row have of it, from a number of each row for each op."""
+        if self.ctx.exchange is None:
+            return parts
+        number = self.number * self.config.exchanges + self.exchanges
+        self.exchanges += 1
+        return self.ctx.exchange.combine(self, parts, ops, number)
 
     @property
     def count(self) -> int:

@@ -130,13 +130,23 @@ def forms(name: str) -> None:
 
 
 WHOLE_SIZES = (8, 72), (100, 264), (128, 256)  # N and K: all columns of a row are in one tile
+SHARED_SIZES = (264, 72), (520, 136), (1032, 40)  # they are in the tiles of a cluster
 
 
 def whole(name: str) -> None:
     """Rows that are reduced in a tile: values, and the same bits in all forms and numbers of rows.
     """
-    f, m = named(name), FORMED[0]
-    made = [whole_rows.arguments(f, m, n, k) for n, k in WHOLE_SIZES]
+    compare_whole(named(name), WHOLE_SIZES)
+
+
+def shared(name: str) -> None:
+    """The same of rows that several tiles share."""
+    compare_whole(named(name), SHARED_SIZES[: 2 if name in ("rms_after", "gated_norm") else None])
+
+
+def compare_whole(f, sizes) -> None:
+    name, m = f._signature.name, FORMED[0]
+    made = [whole_rows.arguments(f, m, n, k) for n, k in sizes]
     picks = [[each_form(i) for i in range(count_of(f, args))] for args in made]
     for args, of_size in zip(made, picks, strict=True):
         compile_ahead(f, args, of_size)
@@ -144,6 +154,7 @@ def whole(name: str) -> None:
         args = [v.cuda() for v in args]
         (kernel,) = f.inspect(*args).kernels
         assert isinstance(kernel, ProductKernel) and kernel.plan.kernel.is_whole
+        assert (kernel.plan.kernel.shares > 1) == (sizes is not WHOLE_SIZES)
         results = f(*args)
         assert_close(f, results, *args)
         results = pytree.tree_leaves(results)

@@ -55,6 +55,7 @@ ANY = ((5, 1000), (3, 1003), (3, 129), (2, 12001))  # of any length: of both buc
 PRODUCTS = ((products.linear, 512, 256), (products.swiglu, 136, 72), (products.nll, 296, 136),
             (products.project, 264, 64), (products.statistics, 256, 64),
             (products.masked, 136, 40), (products.mlp, 264, 128), (products.gelu, 1001, 72))
+SHARED_PRODUCTS = ((products.softmax, 264, 72), (products.softmax, 1032, 40))
 PRODUCT_ROWS, CLUSTERED_ROWS = (1, 40), (300,)
 # More tiles of 128x128 than an H200 has multiprocessors, so some work on two in turns.
 IN_TURNS = ((products.linear, 1080, 72), (products.gelu, 1080, 40), (products.nll, 1080, 72))
@@ -241,13 +242,15 @@ def main(clusters: bool) -> None:
             assert_close(called, result, *args)
             right += 1
     by_hand(SHAPES + CLUSTERED[1:] * clusters)
-    of_products(PRODUCT_ROWS + CLUSTERED_ROWS * clusters)
+    of_products(PRODUCTS, PRODUCT_ROWS + CLUSTERED_ROWS * clusters)
+    of_products(SHARED_PRODUCTS * clusters, PRODUCT_ROWS + CLUSTERED_ROWS)
+    in_turns()
     print(f"{right} kernels right")
 
 
-def of_products(rows: tuple[int, ...]) -> None:
+def of_products(cases: tuple, rows: tuple[int, ...]) -> None:
     """Functions with products, of matrices (N, K) and of such that lie in memory as (K, N)."""
-    for function, n, k in PRODUCTS:
+    for function, n, k in cases:
         for m in rows:
             args = products.arguments(function, m, n, k)
             for turned in (False, True) if n % 8 == 0 else (False,):  # else torch multiplies
@@ -257,6 +260,10 @@ def of_products(rows: tuple[int, ...]) -> None:
                 ]
                 result = pytree.tree_map(torch.Tensor.cpu, function(*given))
                 assert_close(function, result, *args)
+
+
+def in_turns() -> None:
+    """Products of warpgroups that work in turns."""
     for function, n, k in IN_TURNS:
         own, args = fresh(function), products.arguments(function, IN_TURNS_ROWS, n, k)
         with forced(alone_in_turns):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.products import FUNCTIONS
-from tests.whole_rows import WHOLE
+from tests.whole_rows import SHARED, WHOLE
 
 from .test_handwritten_matmul import run
 
@@ -29,6 +29,11 @@ def test_forms_of_tiles(what, name):
 @pytest.mark.parametrize("name", [f._signature.name for f in WHOLE])
 def test_rows_that_are_reduced_in_a_tile(name):
     assert run("tests.gpu.row_products", "whole", name).endswith("right\n")
+
+
+@pytest.mark.parametrize("name", [f._signature.name for f in SHARED])
+def test_rows_that_tiles_share(name):
+    assert run("tests.gpu.row_products", "shared", name).endswith("right\n")
 
 
 @pytest.mark.parametrize("name", ["gelu", "nll"])

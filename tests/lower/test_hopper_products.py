@@ -24,7 +24,10 @@ BLOCK = 64  # rows of a box that is stored
 
 
 def matrices(tile, major, rights):
-    """How TMA knows the matrices: as parts of wide tiles, and of narrower ones."""
+    """How TMA knows the matrices: as parts of wide tiles, and of narrower ones.
+
+    The thread blocks of a cluster along the rows load a part of each.
+    """
     found = []
     for parts in sorted({1, tile.parts}):
         columns = tile.columns // len(rights) // parts
@@ -51,17 +54,19 @@ def evaluated(tile, clusters=2, change=None, **order):
             o.name: torch.full((rows, operands.width(kernel, o)), torch.nan).to(o.dtype)
             for o in kernel.graph.outputs
         }
-        left = Map(found[kernel.operands[0].product.left], (tile.a_rows or tile.rows, K_CHUNK))
+        box = (tile.a_rows or tile.rows) // kernel.shares, K_CHUNK
+        left = Map(found[kernel.operands[0].product.left], box)
         wide, *narrow = matrices(tile, major, given)
         staged = [Map(made[kernel.staged.name], (BLOCK, kernel.chunk))] if kernel.staged else []
         direct = [made[o.name] for o in kernel.graph.outputs if o is not kernel.staged]
         count = [-(-rows // (tile.rows * tile.cluster))]
-        count.append(-(-kernel.n // (tile.columns // len(given))))
+        count.append(-(-kernel.n // (tile.columns // len(given) * kernel.shares)))
         cut = itertools.chain(*narrow)
         passed = [left, *wide, *staged, *cut, *others, *direct, *count, rows]
         ptx = build(source, kernel_name(kernel.graph), "sm_90a").ptx
         ptx = ptx if change is None else change(ptx)
-        launch(ptx, (tile.cluster, 1, min(clusters, count[0] * count[1])), passed, **order)
+        grid = tile.cluster, kernel.shares, min(clusters, count[0] * count[1])
+        launch(ptx, grid, passed, **order)
         return made
 
     return evaluate

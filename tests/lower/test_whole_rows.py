@@ -1,4 +1,4 @@
-"""Reductions of products in the tile that has all columns of a row."""
+"""Reductions of products in the tile that has all columns of a row, or in those of a cluster."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from htile.build.arch import ARCHS, DEFAULT
 from htile.build.compile import build
 from htile.lower.emission.names import kernel_name
 from htile.lower.products.emit import emit
-from htile.lower.products.fused import WHOLE_BYTES, Tile
-from htile.lower.products.tiles import choose_tile, tiles
+from htile.lower.products.fused import SHARED_K, WHOLE_BYTES, Tile
+from htile.lower.products.tiles import choose_tile, clusters_of, tiles
 from htile.run.products.calls import RowStep, steps_of
 from htile.testing import assert_close
 from tests import products
@@ -18,6 +18,7 @@ from tests.lower import test_hopper_products as hopper
 from tests.lower import test_warp_products as warps
 from tests.test_matrices import request_of, run_steps
 from tests.whole_rows import (
+    SHARED,
     WHOLE,
     arguments,
     constant_norm,
@@ -47,14 +48,12 @@ def narrowest(f, n):
 @pytest.mark.parametrize("f", WHOLE, ids=name_of)
 def test_one_kernel_has_rows_that_fit_a_tile(f):
     most = 256 // len(kernel_of(f, 8).operands)
-    for n, is_whole in ((8, True), (most, True), (most + 8, False)):
-        steps = steps_of(request_of(f, arguments(f, 4, n, 64)))
-        assert (len(steps) == 1 and steps[0].kernel is not None) == is_whole or not is_whole
-        kernel = steps[0].kernel
-        assert (kernel is not None and kernel.is_whole) == is_whole
-        if is_whole:
-            (shown,) = f.inspect(*arguments(f, 4, n, 64)).kernels
-            assert "rows reduced in the tile" in " ".join(shown.plan.layout())
+    for n in (8, most):
+        assert (kernel_of(f, n).is_whole, kernel_of(f, n).shares) == (True, 1)
+        (shown,) = f.inspect(*arguments(f, 4, n, 64)).kernels
+        assert "rows reduced in the tile that has" in " ".join(shown.plan.layout())
+    kernel = kernel_of(f, most + 8)
+    assert (kernel is not None) == (f in SHARED) and (kernel is None or kernel.shares > 1)
 
 
 @htile.rowwise
@@ -173,3 +172,109 @@ def test_other_rows_are_loaded_for_each_stage():
     assert source.count("rows.prefetch(mWeight_0, in_pairs=True)") == 1
     assert source.count("for chunk") == 2
     assert kernel_of(softmax_until, 64).is_whole
+
+
+def shared_tile(f, n, k, rows, **more):
+    """A tile of a row of products that several share."""
+    kernel = kernel_of(f, n, k)
+    assert kernel.shares > 1
+    return Tile(kernel.columns * len(kernel.operands), rows, 1, 2, **more)
+
+
+def test_how_many_tiles_share_a_row():
+    """As few as have room for it, if rows are not too long and stored as whole tiles."""
+    assert [kernel_of(products.softmax, n).shares for n in (256, 264, 512, 520, 1032, 2048)] == [
+        1, 2, 2, 4, 8, 8,
+    ]  # fmt: skip
+    assert [kernel_of(rms_after, n).shares for n in (264, 512, 1024)] == [4, 4, 8]
+    assert [kernel_of(gated_norm, n).shares for n in (136, 512, 1024)] == [2, 4, 8]
+    for f, n, k in (
+        (products.softmax, 2056, 64), (products.softmax, 999, 64), (rms_after, 1032, 64),
+        (norm_after, 512, 64), (products.softmax, 512, SHARED_K + 8),
+    ):  # fmt: skip
+        assert kernel_of(f, n, k) is None
+    assert kernel_of(products.softmax, 512, SHARED_K).shares == 2
+
+
+@pytest.mark.parametrize("f", SHARED, ids=name_of)
+def test_values_and_bits_of_shared_rows(f):
+    """Against float64, and the same in all tiles, numbers of rows and orders of what happens."""
+    n, k = {products.softmax: 520, gated_norm: 136}.get(f, 264), 72
+    args = arguments(f, 140, n, k)
+    expected = hopper.check(f, args, shared_tile(f, n, k, 128))
+    found = hopper.results(f, args, shared_tile(f, n, k, 64, warp_groups=1), late=False, seed=1)
+    assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
+    part = [v[:17] if len(v) == 140 else v for v in args]
+    few = shared_tile(f, n, k, 64, a_rows=32, warp_groups=1)
+    found = hopper.results(f, part, few, seed=2)
+    assert all(a[:17].equal(b) for a, b in zip(expected, found, strict=True))
+    turned = [v.t().contiguous().t() if v.shape == (n, k) else v for v in args]
+    found = hopper.results(f, turned, shared_tile(f, n, k, 128), seed=3)
+    assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
+
+
+def test_one_of_eight_tiles_may_have_no_columns():
+    f, (n, k) = products.softmax, (1032, 40)
+    kernel = kernel_of(f, n, k)
+    assert kernel.shares == 8 and 7 * kernel.columns >= n
+    hopper.check(f, arguments(f, 70, n, k), shared_tile(f, n, k, 128))
+
+
+def test_a_shared_row_of_equal_elements_is_its_mean():
+    args = arguments(constant_norm, 70, 520, 40)
+    tile = shared_tile(constant_norm, 520, 40, 64, warp_groups=1)
+    (found,) = hopper.results(constant_norm, args, tile)
+    assert not found.any()
+
+
+def test_infinities_and_nan_stay_in_their_shared_rows():
+    f, args = products.softmax, arguments(products.softmax, 40, 264, 40)
+    args[0][3], args[0][5], args[0][7] = torch.inf, torch.nan, 0.0
+    (found,) = hopper.results(f, args, shared_tile(f, 264, 40, 64, warp_groups=1))
+    assert found[3].isnan().all() and found[5].isnan().all()
+    rest = [i for i in range(40) if i not in (3, 5)]
+    assert_close(f, found[rest], args[0][rest], args[1])
+
+
+def test_exchanges_need_two_buffers(monkeypatch):
+    """With one, what a tile has sent is overwritten before all warps of another one have read it.
+
+    No other test has this kernel, and it is not kept: its text does not tell the buffers.
+    """
+    monkeypatch.setattr("htile.compute.tile_reduce.RowExchange.BUFFERS", 1)
+    monkeypatch.setenv("HTILE_CACHE_DIR", "")
+    f, (n, k) = products.softmax, (272, 40)
+    args, tile = arguments(f, 200, n, k), shared_tile(f, n, k, 128)
+    with pytest.raises(AssertionError):
+        for seed in range(4):
+            (found,) = hopper.results(f, args, tile, clusters=1, late=False, seed=seed)
+            assert_close(f, found, *args)
+
+
+@pytest.mark.parametrize("f", SHARED, ids=name_of)
+def test_kernels_of_shared_rows_compile_without_a_stack(f):
+    """With the widest tiles."""
+    n = {products.softmax: 2048, softmax_until: 2048}.get(f, 1024)
+    kernel = kernel_of(f, n)
+    for tile in tiles(kernel, "k", DEFAULT):
+        used = build(emit(kernel, tile, "k", True), kernel_name(kernel.graph), "sm_90a").resources
+        assert used.stack == 0, tile
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120a"])
+def test_without_wgmma_shared_rows_have_two_kernels(arch):
+    kernels = rms_after.inspect(*arguments(rms_after, 300, 512, 64), arch=arch).kernels
+    assert len(kernels) == 2
+    (one,) = rms_after.inspect(*arguments(rms_after, 300, 512, 64), arch="sm_90a").kernels
+    assert "4 tiles of a cluster share what they load of x" in " ".join(one.plan.layout())
+    assert "rows reduced in the 4 tiles that have" in " ".join(one.plan.layout())
+
+
+def test_clusters_that_run_at_the_same_time():
+    """All that an H200 holds: 66 of two thread blocks, 30 of four, 15 of eight."""
+    found = [
+        clusters_of(kernel_of(products.softmax, n), Tile(256), H200, DEFAULT)
+        for n in (256, 512, 1024, 2048)
+    ]
+    assert found == [132, 66, 30, 15]
+    assert clusters_of(kernel_of(products.softmax, 2048), Tile(256), 60, DEFAULT) == 7

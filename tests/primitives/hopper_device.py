@@ -144,7 +144,10 @@ class Block:
 
 @dataclass
 class Cluster:
-    """Thread blocks that run at the same time; `moves` are boxes that are on their way."""
+    """Thread blocks that run at the same time.
+
+    moves: boxes that are on their way. words: so are these, from one thread block to another.
+    """
 
     threads: int
     grid: tuple[int, int, int]
@@ -152,10 +155,23 @@ class Cluster:
     rng: random.Random
     blocks: list[Block] = field(default_factory=list)
     moves: list = field(default_factory=list)
+    words: list = field(default_factory=list)
     gathering: Gathering = field(default_factory=Gathering)
+    warps: list = field(default_factory=list)
+
+    @property
+    def on_their_way(self) -> int:
+        """How many boxes and words have not arrived."""
+        return len(self.moves) + len(self.words)
 
     def move(self, k: int) -> None:
-        """Let a box arrive."""
+        """Let a box arrive, or a word."""
+        if k >= len(self.moves):
+            block, address, value, barrier = self.words.pop(k - len(self.moves))
+            assert any(warp.own is block and not warp.has_ended for warp in self.warps)
+            block.shared.at(address, len(value))[:] = value
+            block.mbarriers[barrier].complete(len(value))
+            return
         box, blocks, start, barrier = self.moves.pop(k)
         for block in blocks:
             block.words[block.at(box[0].places(start))] = box[0].load(*box[1])
@@ -309,6 +325,21 @@ class HopperWarp(Warp):
             )
             return True
         return self._await(self.cluster.gathering, 0)
+
+    # ---- words that are sent to another thread block
+
+    def _st(self, active, opcode, operands):
+        if opcode[1] != "async":
+            super()._st(active, opcode, operands)
+            return
+        values = self._value(operands[1], "u32")
+        for lane in np.flatnonzero(active):
+            alone = np.arange(WARP) == lane
+            block, address = self._place(operands[0], alone)
+            target, barrier = self._place(operands[2], alone)
+            assert target is block, "a word and its barrier are in one thread block"
+            value = values[lane : lane + 1].view(np.uint8).copy()
+            self.cluster.words.append((block, address, value, barrier))
 
     # ---- copies of boxes
 
@@ -465,16 +496,17 @@ def launch(
             for block in cluster.blocks
             for i in range(int(threads) // WARP)
         ]
+        cluster.warps = list(warps)
         while warps:
             rng.shuffle(warps)
             moved = False
             for warp in warps:
                 moved |= warp.run()
-                while cluster.moves and not late and rng.random() < 0.3:
-                    cluster.move(rng.randrange(len(cluster.moves)))
+                while cluster.on_their_way and not late and rng.random() < 0.3:
+                    cluster.move(rng.randrange(cluster.on_their_way))
                     moved = True
             if not moved:
-                assert cluster.moves, "all warps wait for ever"
-                cluster.move(rng.randrange(len(cluster.moves)))
+                assert cluster.on_their_way, "all warps wait for ever"
+                cluster.move(rng.randrange(cluster.on_their_way))
             warps = [warp for warp in warps if not warp.has_ended]
-        assert not cluster.moves, "a thread block has ended before its last box came"
+        assert not cluster.on_their_way, "a thread block has ended before its last box came"

@@ -107,7 +107,7 @@ class Text(Body):
         args = [
             self.dtype,
             f"tile=({tile.rows}, {tile.columns})",
-            f"cluster=({tile.cluster}, 1)",
+            f"cluster=({tile.cluster}, {kernel.shares})",
             f"stages={tile.stages}",
             f"products={len(kernel.operands)}",
             f'majors=("{self.major}",)',
@@ -117,6 +117,8 @@ class Text(Body):
             f"warp_groups={tile.warp_groups}",
             *(["in_turns=True"] if tile.in_turns else []),
             *([f"parts={tile.parts}"] if tile.parts > 1 else []),
+            *([f"exchanges={len(kernel.exchanges)}"] if kernel.exchanges else []),
+            *([f"exchanged={max(kernel.exchanges)}"] if kernel.exchanges else []),
         ]
         return wrapped_call("config = MatmulTileConfig(", args, ")")
 
@@ -171,11 +173,12 @@ class Text(Body):
 
     def _loop(self) -> list[str]:
         """The function that works on the tiles of a context, wide or narrow ones."""
+        args = ["ctx", "ctx.index_of(tile)", *(["tile"] if self.kernel.exchanges else [])]
         return [
             "@cute.jit",
             *wrapped_call(f"def {self.name}_tiles(", ["ctx", "tile", *self._tensors()], "):"),
             "    while ctx.index_of(tile) < ctx.total:",
-            "        rows = TileRows(ctx, ctx.index_of(tile))",
+            f"        rows = TileRows({', '.join(args)})",
             *self._body(INDENT * 2),
             "        tile += ctx.step",
             "    return tile",

@@ -21,10 +21,19 @@ UNFUSED = frozenset({
 }) | SCANS | {Op.KTHVALUE}  # fmt: skip
 IN_TILES = frozenset({Op.SUM, Op.MEAN, Op.MAX, Op.MIN, Op.PROD})  # what reduces rows of a tile
 WIDEST = 256  # columns of a tile, at most
+# The same of tiles that share rows, if columns are read beside the products: for these a thread has
+# no registers beside more sums.
+WIDEST_READING = 128
+# Elements of the left operand's rows, at most, where tiles share the rows of the product. Products
+# of longer rows take so much of the time that little is saved (docs/traps.md).
+SHARED_K = 256
 # Bytes of all matrices that one thread block loads, of few rows, in about the time that the row
 # kernel would take that it saves. Several thread blocks would load more of them in less time.
 WHOLE_BYTES = 1 << 17
+SHARES = (2, 4, 8)  # thread blocks of a cluster that may share the columns of a row
+WORDS_OF_MEAN = 3  # that are exchanged: a mean of equal elements is one of them
 WIDTHS = (1, 2, 4)  # numbers of products that a tile has side by side
+ALIGNED = 8  # elements of 16 bits that rows have a multiple of if they are stored as whole tiles
 CHUNK = 32  # columns that a thread works on at a time where there are no groups
 
 
@@ -63,13 +72,31 @@ class Fused:
 
     graph: a placed graph. operands: its inputs that are products. n: their columns, of which the
         graph may have more, for whole groups.
-    is_whole: whether a tile has all columns of a row, which may be reduced there.
+    is_whole: whether a row is reduced in the tile that has all its columns, or in those that do.
+    shares: how many tiles have the columns of such a row. Several are the tiles of one cluster.
     """
 
     graph: Graph
     operands: tuple[Operand, ...]
     n: int
     is_whole: bool = False
+    shares: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Columns of each product that a tile has of a whole row, or of one of several tiles.
+
+        These depend on nothing else, because the order in which a row is reduced depends on them.
+        """
+        return -(-self.n // (self.shares * CHUNK)) * CHUNK
+
+    @property
+    def exchanges(self) -> list[int]:
+        """For each reduction of a row of several tiles, how many numbers these exchange."""
+        if self.shares == 1:
+            return []
+        found = [node.op for node in self.graph if node.op in IN_TILES]
+        return [WORDS_OF_MEAN if op is Op.MEAN else 1 for op in found]
 
     @property
     def chunk(self) -> int:
@@ -94,7 +121,7 @@ class Fused:
     @property
     def staged(self) -> Output | None:
         """The result that is stored as whole tiles: the first of 16 bits whose rows are aligned."""
-        if self.graph.group_size is not None or self.n % 8:
+        if self.graph.group_size is not None or self.n % ALIGNED:
             return None
         return next((o for o in self.graph.outputs if o.dtype in HALVES), None)
 
@@ -139,8 +166,9 @@ def fused(graph: Graph, products: tuple[Product, ...], n: int) -> Fused | None:
 def whole_rows(graph: Graph, products: tuple[Product, ...]) -> Fused | None:
     """What a placed graph with reductions is as one kernel whose tiles have whole rows.
 
-    None where it is not one, and where results are numbers: those come of groups of columns. Also
-    None where the matrices are large, because few rows are then faster in several thread blocks.
+    A row has one tile, or those of a cluster. None where the graph is not such a kernel, and where
+    results are numbers: those come of groups of columns. Also None where a thread block would load
+    much of the matrices, because few rows are then faster in more thread blocks.
     """
     reductions = [node for node in graph if node.op in COLLECTIVES]
     is_known = all(
@@ -155,8 +183,23 @@ def whole_rows(graph: Graph, products: tuple[Product, ...]) -> Fused | None:
     if kernel is None:
         return None
     count, product = len(kernel.operands), kernel.operands[0].product
-    if -(-graph.n // CHUNK) * CHUNK * count > WIDEST:
+    loaded = count * graph.n * product.k * product.dtype.itemsize
+    whole = replace(kernel, is_whole=True)
+    if count * whole.columns <= WIDEST and loaded <= WHOLE_BYTES:
+        return whole
+    return _shared(whole)
+
+
+def _shared(kernel: Fused) -> Fused | None:
+    """The kernel whose rows several tiles share, as few as can have them; None if there is none.
+
+    Some rows take longer in tiles that share them than in two kernels, of which one stores the
+    product. These are other rows, which are read in each stage of reductions, a few elements at a
+    time, and rows whose results are not stored as whole tiles.
+    """
+    count, roles = len(kernel.operands), {i.role for i in kernel.others}
+    if kernel.operands[0].product.k > SHARED_K or Role.ROW in roles or kernel.n % ALIGNED:
         return None
-    if count * graph.n * product.k * product.dtype.itemsize > WHOLE_BYTES:
-        return None
-    return replace(kernel, is_whole=True)
+    widest = WIDEST_READING if Role.COLUMN in roles else WIDEST
+    forms = (replace(kernel, shares=shares) for shares in SHARES)
+    return next((form for form in forms if count * form.columns <= widest), None)

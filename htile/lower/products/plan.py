@@ -105,11 +105,15 @@ class ProductPlan:
         if kernel.graph.group_size is not None:
             numerics.append(f"groups of {GROUP} columns reduced")
         if kernel.is_whole:
-            numerics.append("rows reduced in the tile that has all their columns")
+            where = "tile that has" if kernel.shares == 1 else f"{kernel.shares} tiles that have"
+            numerics.append(f"rows reduced in the {where} all their columns")
         shape = f"tiles of {tile.rows} rows and {self.columns} columns"
         placement = [shape + " of each product" * (count > 1)]
         if tile.cluster > 1:
             placement.append(f"{tile.cluster} tiles of a cluster share what they load of matrices")
+        if kernel.shares > 1:
+            placement.append(f"{kernel.shares} tiles of a cluster share what they load of "
+                             f"{self.left}, and exchange what they have of each row")  # fmt: skip
         if tile.a_rows:
             placement.append(f"{tile.a_rows} rows are loaded")
         if tile.parts > 1:

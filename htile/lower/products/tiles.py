@@ -56,24 +56,26 @@ WARP_TILES = (
 )  # fmt: skip
 STORED_BYTES = 2 * 64 * 32 * 2  # of shared memory in which a warpgroup stages what it stores
 BARRIER_BYTES = 2048  # of it for barriers, and for the alignment of tiles
+EXCHANGE_BUFFERS = 2  # of it for what the tiles of a row exchange
 WARP_K = 32  # elements of K of a stage there
 WARP_STAGES = 3, 8  # the fewest and the most
 
 
 def tiles(kernel: Fused, major: str, arch: Arch, rows: int = MANY) -> list[Tile]:
     """The tiles that the kernel can have for so many rows, with as many stages as fit."""
-    found = _of_warpgroups(rows) if arch.has_wgmma else _of_warps(arch)
+    found = _of_warpgroups(kernel, rows) if arch.has_wgmma else _of_warps(arch)
     return [tile for tile in found if _is_possible(kernel, tile, major)]
 
 
-def _of_warpgroups(rows: int) -> Iterator[Tile]:
+def _of_warpgroups(kernel: Fused, rows: int) -> Iterator[Tile]:
     """Tiles for wgmma. No thread block of a cluster is idle, and of few rows no more are loaded.
 
     A warpgroup has 64 rows. One of them leaves more thread blocks for few rows than two.
     """
+    words = EXCHANGE_BUFFERS * max(kernel.exchanges, default=0) * kernel.shares  # of each row
     box = next((box for box in BOXES if rows <= box < 64), 0)
     for height, groups, in_turns, fewest, most in SHAPES:
-        left = SHARED_BYTES - STORED_BYTES * groups - BARRIER_BYTES
+        left = SHARED_BYTES - STORED_BYTES * groups - BARRIER_BYTES - 4 * words * height
         a_rows = box if height == 64 else 0
         for columns in range(fewest, most + 1, WGMMA_COLUMNS):
             stages = min(left // (2 * 64 * (height + columns)), MOST_STAGES)
@@ -116,7 +118,13 @@ def _is_possible(kernel: Fused, tile: Tile, major: str) -> bool:
 
 
 def _has_all_columns(kernel: Fused, tile: Tile, columns: int) -> bool:
-    """Whether rows are whole chunks, and as few of them as there can be, of a tile."""
+    """Whether rows are whole chunks, and as few of them as there can be, of a tile.
+
+    Where tiles share a row, one warpgroup must not wait for others in turns.
+    """
+    if kernel.shares > 1:
+        is_alone = tile.cluster == tile.parts == 1 and not (tile.in_turns or tile.warps)
+        return is_alone and columns == kernel.columns
     if tile.parts > 1 or columns % kernel.chunk or columns < kernel.n:
         return False
     return bool(tile.warps) or columns - kernel.chunk < max(kernel.n, 64 // len(kernel.operands))
@@ -158,15 +166,34 @@ def _is_usual(tile: Tile) -> bool:
     return tile.columns % USUAL == 0 and tile.rows <= USUAL_ROWS
 
 
+def blocks_of_cluster(kernel: Fused, tile: Tile) -> int:
+    """How many thread blocks a cluster has, along rows or along columns."""
+    return tile.cluster * kernel.shares
+
+
+def clusters_of(kernel: Fused, tile: Tile, processors: int, arch: Arch) -> int:
+    """How many clusters run at the same time, each thread block on a multiprocessor of its own.
+
+    Some multiprocessors are left where clusters of more than two have to fit the parts of a GPU.
+    """
+    blocks = blocks_of_cluster(kernel, tile)
+    return (processors if blocks <= 2 else min(arch.loop_ctas, processors)) // blocks
+
+
 def _clusters(kernel: Fused, tile: Tile, rows: int) -> int:
-    columns = tile.columns // len(kernel.operands)
+    columns = tile.columns // len(kernel.operands) * kernel.shares
     return ceil(rows / (tile.rows * tile.cluster)) * ceil(kernel.n / columns)
 
 
+def _loaded_rows(kernel: Fused, tile: Tile) -> float:
+    """How many rows of both operands a thread block loads of L2 for a tile; clusters share them."""
+    return (tile.a_rows or tile.rows) / kernel.shares + tile.columns / tile.cluster
+
+
 def loaded(kernel: Fused, tile: Tile, rows: int) -> float:
-    """How many rows of both operands all thread blocks load of L2; a cluster shares columns."""
-    of_each = (tile.a_rows or tile.rows) + tile.columns / tile.cluster
-    return _clusters(kernel, tile, rows) * tile.cluster * of_each
+    """How many rows of both operands all thread blocks load of L2."""
+    blocks = _clusters(kernel, tile, rows) * blocks_of_cluster(kernel, tile)
+    return blocks * _loaded_rows(kernel, tile)
 
 
 def _blocks(tile: Tile) -> int:
@@ -180,7 +207,7 @@ def _blocks(tile: Tile) -> int:
 def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     """About how long the kernel takes on a GPU."""
     k, clusters = kernel.operands[0].product.k, _clusters(kernel, tile, rows)
-    slots = processors // tile.cluster
+    slots = processors // blocks_of_cluster(kernel, tile)
     waves, rest = divmod(clusters, slots)
     last = tile
     if waves and tile.parts > 1:
@@ -193,10 +220,10 @@ def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     ):  # fmt: skip
         if not count:
             continue
-        most = ALONE_BYTES_PER_CYCLE * at_work * tile.cluster
+        most = ALONE_BYTES_PER_CYCLE * at_work * blocks_of_cluster(kernel, tile)
         most = min(most, MEMORY_BYTES_PER_CYCLE * processors)
         from_memory = read * each.columns / tile.columns * at_work / most
-        multiplied = k * max(_of_element_of_k(each), from_memory)
+        multiplied = k * max(_of_element_of_k(kernel, each), from_memory)
         after = _of_element(kernel, each) * each.rows * each.columns
         if each.in_turns:  # what follows one's products is hidden by those of the other
             total += count * max(multiplied + TURN_CYCLES, (multiplied + after) / 2)
@@ -217,9 +244,9 @@ def _of_element(kernel: Fused, tile: Tile) -> float:
     return (alone * (ELEMENT_CYCLES + computed) + read) / len(kernel.operands)
 
 
-def _of_element_of_k(tile: Tile) -> float:
+def _of_element_of_k(kernel: Fused, tile: Tile) -> float:
     """Cycles of a tile for each element of K: those of its products, or of what they wait for."""
-    from_l2 = 2 * ((tile.a_rows or tile.rows) + tile.columns / tile.cluster) / BYTES_PER_CYCLE
+    from_l2 = 2 * _loaded_rows(kernel, tile) / BYTES_PER_CYCLE
     return max(_products(tile), from_l2)
 
 

@@ -27,6 +27,7 @@ from ...lower.products import emit_warp as emit_warp_products
 from ...lower.products.fused import Fused, Tile, fused
 from ...lower.products.levels import Level, Product, levels
 from ...lower.products.tile_kernel import sharing, tile_kernel
+from ...lower.products.tiles import clusters_of
 from ..launch import Launch, Request
 from ..runner import OF_ROWS, Runner
 from ..specialize import spec_of
@@ -314,7 +315,8 @@ class ProductLaunch:
         if text is None:
             return None
         function = load(build(text.source, text.function, self.arch.name)) if rows else None
-        clusters = () if text.tile.warps else (self.processors // text.tile.cluster,)
+        own = kernel, text.tile, self.processors, self.arch
+        clusters = () if text.tile.warps else (clusters_of(*own),)
         made = tuple((key_of(o.name, self.results), width(kernel, o), o.dtype)
                      for o in kernel.graph.outputs)  # fmt: skip
         return Multiply(kernel, function, text.major, clusters, made, self.device)
