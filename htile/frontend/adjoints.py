@@ -402,7 +402,7 @@ DERIVE: dict[Op, Rule] = {
         a.mul(a.mul(a.number(-0.5), g), a.mul(step.result, a.mul(step.result, step.result))),),
     Op.EXP: _factor(lambda a, x, y: y),
     Op.EXP2: _factor(lambda a, x, y: a.mul(a.number(math.log(2)), y)),
-    Op.EXPM1: _factor(lambda a, x, y: a.add(y, a.number(1))),
+    Op.EXPM1: _factor(lambda a, x, y: a.node(Op.EXP, x)),  # y + 1 has no digits where y is -1
     Op.LOG: _logarithm(1.0), Op.LOG2: _logarithm(math.log(2)), Op.LOG10: _logarithm(math.log(10)),
     Op.LOG1P: lambda a, step, g: (a.div(g, a.add(step.operands[0], a.number(1))),),
     Op.SIN: _factor(lambda a, x, y: a.node(Op.COS, x)),

@@ -104,20 +104,24 @@ def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     return chosen(constant(x, True, ALWAYS), value, line, Slope.LAST)
 
 
-@implements("sinh", check=real)
-def sinh(input):
-    """The hyperbolic sine."""
-    a = abs(input)
+def _sinh(x: Tensor) -> Tensor:
+    a = abs(x)
     half, less = exp(a * 0.5), expm1(a)
-    return odd(input, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
+    return odd(x, where(a < 40, 0.5 * (less + less / (less + 1)), 0.5 * half * half))
 
 
-@implements("cosh", check=real)
-def cosh(input):
-    """The hyperbolic cosine."""
-    a = magnitude(input)
+def _cosh(x: Tensor) -> Tensor:
+    a = abs(x)
     half, whole = exp(a * 0.5), exp(a)
     return where(a < 40, 0.5 * whole + 0.5 / whole, 0.5 * half * half)
+
+
+formulas({
+    "sinh": ("The hyperbolic sine.", lambda input:
+        with_slope(_sinh(input), input, with_slope(_cosh(input), input, _sinh(input)))),
+    "cosh": ("The hyperbolic cosine.", lambda input:
+        with_slope(_cosh(input), input, with_slope(_sinh(input), input, _cosh(input)))),
+}, real)  # fmt: skip
 
 
 @implements("asinh", "arcsinh", check=real)
@@ -125,7 +129,8 @@ def asinh(input):
     """The inverse of sinh."""
     a = abs(input)
     small = log1p(a + a * a / (1 + sqrt(a * a + 1)))
-    return odd(input, where(a < LARGE, small, log(a) + LN2))
+    value = odd(input, where(a < LARGE, small, log(a) + LN2))
+    return with_slope(value, input, where(a < LARGE, rsqrt(input * input + 1), 1 / a))
 
 
 @implements("acosh", "arccosh", check=real)
@@ -149,20 +154,32 @@ def atan(input):
     z = t * t
     p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
     base = where(is_large, math.pi / 2, where(is_small, 0.0, math.pi / 4))
-    return odd(input, base + (p * z * t + t))
+    return with_slope(odd(input, base + (p * z * t + t)), input, 1 / (1 + input * input))
+
+
+def _slope_of_asin(x: Tensor) -> Tensor:
+    """1 / sqrt(1 - x * x), with a slope that has all digits near 0, too."""
+    slope = rsqrt((1 - x) * (1 + x))
+    return with_slope(slope, x, x * slope * slope * slope)
+
+
+def _slope_of_atanh(x: Tensor) -> Tensor:
+    """1 / (1 - x * x), likewise."""
+    slope = 1 / ((1 - x) * (1 + x))
+    return with_slope(slope, x, 2 * x * slope * slope)
 
 
 formulas({
     "tan": ("The tangent.", lambda input: sin(input) / cos(input)),
     "atanh arctanh": ("The inverse of tanh; NaN beyond 1.", lambda input:
         with_slope(odd(input, 0.5 * log1p(2 * abs(input) / (1 - abs(input)))), input,
-                   1 / ((1 - input) * (1 + input)))),
+                   _slope_of_atanh(input))),
     "asin arcsin": ("The arcsine; NaN beyond 1.", lambda input:
         with_slope(2 * atan(input / (1 + sqrt((1 - input) * (1 + input)))), input,
-                   rsqrt((1 - input) * (1 + input)))),
+                   _slope_of_asin(input))),
     "acos arccos": ("The arccosine; NaN beyond 1.", lambda input:
         with_slope(2 * atan(sqrt((1 - input) / (1 + input))), input,
-                   -rsqrt((1 - input) * (1 + input)))),
+                   -_slope_of_asin(input))),
     "sinc": ("sin(pi x) / (pi x), and 1 at 0.", lambda input:
         where(input == 0, 1.0, sin(math.pi * input) / (math.pi * input))),
     "deg2rad": ("Degrees as radians.", lambda input: input * (math.pi / 180)),
@@ -316,7 +333,9 @@ def isclose(input, other, rtol=1e-5, atol=1e-8, equal_nan=False):
 def heaviside(input, values):
     """0 below zero, 1 above, values at zero."""
     alike("heaviside", input, values)
-    return into(where(input == 0, values, convert(input > 0, input._value.dtype)), input._value)
+    dtype = input._value.dtype
+    above = convert(input > 0, dtype if dtype in (FLOAT, INT64) else torch.int32)
+    return into(where(input == 0, values, above), input._value)
 
 
 @implements("lerp", check=floating)

@@ -79,14 +79,18 @@ def cross_entropy(
         return _of_shares(x, near, total, target, weight, ignore_index, label_smoothing)
     y = class_of(target, "cross_entropy")
     w = weight_of(x, weight, y, "cross_entropy")
-    loss = _of_class(total - (element(x, y) - near), w, y, ignore_index, reduction)
+    score = element(x, y)
+    loss = _of_class(total - (score - near), w, y, ignore_index, reduction)
     if label_smoothing == 0:
         return loss
-    n = x.shape[-1]
+    # The sum of all scores is taken below the one of the class, so that no digit is lost where all
+    # are large. That one is known before the loop over the row, which the maximum is not.
+    own = where(abs(score) < INF, score, 0.0).detach()
+    n, every = x.shape[-1], total - (own - near)
     if w is None:
-        even = total - (_total(x) * (1 / n) - near)
+        even = every - _total(x - own) * (1 / n)
     else:
-        even = (_total(weight) * (total + near) - _total(weight * x)) * (1 / n)
+        even = (_total(weight) * every - _total(weight * (x - own))) * (1 / n)
         even = even / w if reduction == "mean" else even
     even = where(y == ignore_index, 0.0, even)
     return (1 - label_smoothing) * loss + label_smoothing * even
@@ -102,7 +106,8 @@ def _of_shares(x, near, total, target, weight, ignore_index, label_smoothing) ->
         shares = shares * (1 - label_smoothing) + label_smoothing / x.shape[-1]
     if weight is not None:
         shares = shares * _weights(x, weight, "cross_entropy")
-    return _total(shares) * (total + near) - _total(shares * x)
+    # Below the maximum, so that no digit is lost where all scores are large.
+    return _total(shares) * total - _total(shares * (x - near))
 
 
 def is_batch(x: object, y: object) -> bool:

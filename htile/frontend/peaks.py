@@ -2,8 +2,9 @@
 
 Softmax and its kin subtract the maximum of a row, and are the same for any other number there. So
 that maximum has no part in their derivative, and its ties need not be counted. The proof: let the
-maximum grow by d, and give each node how it changes with that: it grows by k d, or by the factor
-exp(k d). If no output changes, their derivative with respect to the maximum is 0.
+maximum grow by d, and give each node how it changes with that: it grows by k d, by k d times a
+value that does not change, or by the factor exp(k d). If no output changes, their derivative with
+respect to the maximum is 0.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Change(NamedTuple):
 
     is_factor: whether it grows by the factor exp(k d); if not, it grows by k d.
     k: how much; 0 for what does not change.
+    times: the node that k d is multiplied by, which does not change; None for 1.
     along: the shape of d in the value: it has size 1 where d is the same along an axis, and no
         such sizes before others.
     """
@@ -29,9 +31,12 @@ class Change(NamedTuple):
     is_factor: bool
     k: float
     along: tuple[int, ...] = ()
+    times: int | None = None
 
 
 STILL = Change(False, 0.0)
+# What is left of k is the rounding of Python's numbers if it is so little of k: n * (1 / n) - 1.
+ROUNDED = 1e-12
 
 
 def independent_peaks(graph: Graph, outputs: Iterable[int]) -> frozenset[int]:
@@ -95,11 +100,13 @@ def _change(
         return first._replace(k=-first.k) if op is Op.NEG and not first.is_factor else first
     if op in (Op.ADD, Op.SUB):
         if first == own[1]:
-            return STILL if op is Op.SUB and not first.is_factor else _doubled(op, first)
-        if any(c.is_factor for c in moved):
+            return STILL if op is Op.SUB and not first.is_factor else _doubled(first)
+        if any(c.is_factor or c.times != moved[0].times for c in moved):
             return None
-        return Change(False, first.k + own[1].k * (1 if op is Op.ADD else -1), along)
-    if op is Op.EXP and not first.is_factor:
+        k = first.k + own[1].k * (1 if op is Op.ADD else -1)
+        is_rounding = abs(k) <= ROUNDED * abs(first.k)
+        return STILL if is_rounding else moved[0]._replace(k=k)
+    if op is Op.EXP and not first.is_factor and first.times is None:
         return first._replace(is_factor=True)
     if op is Op.LOG and first.is_factor:
         return first._replace(is_factor=False)
@@ -112,26 +119,50 @@ def _change(
     if op is Op.WHERE and not own[0].k:
         return own[1] if own[1] == own[2] else None
     if op in MOVEMENTS:
-        return _moved(graph, node, own)
-    if op in ((Op.SUM, Op.MEAN) if first.is_factor else (Op.MAX, Op.MIN)):
-        return _reduced(node, first)
+        return _moved(graph, node, own) if first.times is None else None
+    if op in (Op.SUM, Op.MEAN) and not first.is_factor:
+        return _added_up(graph, node, first)
+    if op in (Op.SUM, Op.MEAN) or (op in (Op.MAX, Op.MIN) and not first.is_factor):
+        return _reduced(node, first) if first.times is None else None
     if op in (Op.CUMSUM, Op.SUM_FROM_END) and first.is_factor:
         return first if _size_of(first.along, node.arg or -1) == 1 else None
     return None
 
 
-def _doubled(op: Op, change: Change) -> Change | None:
+def _doubled(change: Change) -> Change:
+    """How the sum of two values changes that both change so, or the difference of two factors."""
     return change if change.is_factor else change._replace(k=2 * change.k)
 
 
 def _scaled(graph: Graph, node: Node, own: list[Change]) -> Change | None:
-    """Of a product with a number, or a quotient by one."""
+    """Of a product with what does not change, or a quotient by a constant."""
     for value, number in ((0, 1), (1, 0)) if node.op is Op.MUL else ((0, 1),):
-        other = graph[node.inputs[number]]
-        if not own[number].k and other.op is Op.CONST and not own[value].is_factor:
-            k = own[value].k
-            return own[value]._replace(k=k * other.arg if node.op is Op.MUL else k / other.arg)
+        change, other = own[value], graph[node.inputs[number]]
+        if own[number].k or change.is_factor:
+            continue
+        if other.op is Op.CONST:
+            k = change.k
+            return change._replace(k=k * other.arg if node.op is Op.MUL else k / other.arg)
+        if node.op is Op.MUL and change.times is None:
+            return change._replace(times=other.id)
     return None
+
+
+def _added_up(graph: Graph, node: Node, change: Change) -> Change | None:
+    """Of a sum or a mean of what grows by k d, or by k d times values whose sum is a node, too."""
+    reduced = _reduced(node, change)
+    if reduced is None:
+        return None
+    if change.times is None:
+        count = graph[node.inputs[0]].value.inner[node.arg or -1] if node.op is Op.SUM else 1
+        return reduced._replace(k=change.k * count)
+    value = graph[change.times].value
+    if value.inner != graph[node.inputs[0]].value.inner:
+        return None
+    same = (each.id for each in graph if (each.op, each.inputs, each.arg) == (
+        node.op, (change.times,), node.arg))  # fmt: skip
+    found = next(same, None)
+    return None if found is None else reduced._replace(times=found)
 
 
 def _moved(graph: Graph, node: Node, own: list[Change]) -> Change | None:

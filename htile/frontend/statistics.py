@@ -358,10 +358,10 @@ def _entropy(x: Tensor, target: Tensor) -> Tensor:
 
 
 def _entropy_of_logits(x: Tensor, target: Tensor, pos_weight: Tensor | None = None) -> Tensor:
-    log_yes = torch.nn.functional.logsigmoid(x)
-    if pos_weight is not None:
-        log_yes = log_yes * ((pos_weight - 1) * target + 1)
-    return (1 - target) * x - log_yes
+    # Both terms have slopes without cancellation, and share a logarithm.
+    yes = target if pos_weight is None else target * pos_weight
+    functional = torch.nn.functional
+    return (1 - target) * functional.softplus(x) - yes * functional.logsigmoid(x)
 
 
 _loss("mse_loss", "(input - target) ** 2.", lambda x, t: (x - t) ** 2, is_weighted_mean=True)

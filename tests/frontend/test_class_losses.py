@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
+from htile.frontend.ops import Op
 from htile.lower.reductions import by_stage
 from htile.testing import assert_close, ulp
 from tests.gradients import check
@@ -260,3 +261,54 @@ def test_losses_of_a_few_computed_scores(name):
     expected = torch.stack([FEW_SCORES[name](row.double()) for row in x])
     torch.testing.assert_close(f(x).double(), expected, rtol=1e-5, atol=1e-6)
     check(f, x, tolerance=1e-7)
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1e4, -1e6, 1e6])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_digits_are_lost_where_all_logits_are_large(offset, weighted):
+    """Of shares and with smoothing the loss has sums over all classes; their gradients too."""
+    x = torch.randn(9, 11, generator=torch.Generator().manual_seed(3)) + offset
+    t, w, y = random(9, 11, seed=2).softmax(-1), random(11, seed=1).abs() + 0.1, torch.arange(9)
+
+    def shares(x, t, w):
+        return F.cross_entropy(x, t, w.to(x.dtype) if weighted else None)
+
+    def smoothed(x, y: htile.PerRow, w):
+        return F.cross_entropy(x, y, w.to(x.dtype) if weighted else None, label_smoothing=0.2)
+
+    for f, target in ((shares, t), (smoothed, y)):
+        given, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        found = htile.rowwise(f)(given, target, w)
+        wide = target.double() if target.is_floating_point() else target
+        pairs = zip(exact, wide, strict=True)
+        right = torch.stack([f(row, each, w.double()) for row, each in pairs])
+        torch.testing.assert_close(found.double(), right, rtol=2e-6, atol=1e-6)
+        (ours,) = torch.autograd.grad(found.sum(), given)
+        (theirs,) = torch.autograd.grad(right.sum(), exact)
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n", [49, 1000, 8192])
+def test_gradients_do_not_ask_for_the_maximum(n, weighted):
+    """The losses are the same below any number, so no element is compared with the maximum."""
+
+    def shares(x, t, w):
+        return F.cross_entropy(x, t, w if weighted else None)
+
+    def smoothed(x, y: htile.PerRow, w):
+        return F.cross_entropy(x, y, w if weighted else None, label_smoothing=0.2, reduction="sum")
+
+    def even(x, t, w):
+        below = x - x.amax()
+        return torch.log(torch.exp(below).sum()) - below.sum() * (1 / n)
+
+    rows = torch.empty(4, n, device="meta", requires_grad=True)
+    labels = torch.empty(4, dtype=torch.int64, device="meta")
+    for f, target in ((shares, rows.detach()), (smoothed, labels), (even, rows.detach())):
+        w = torch.empty(n, device="meta")
+        graph = htile.rowwise(f).inspect(rows, target, w, arch="sm_90a").backward.graph
+        elements = [node for node in graph if node.value.spread and node.op is Op.EQ]
+        of_x = [node for node in elements if node.value.dtype is torch.bool
+                and graph[node.inputs[0]].op is not Op.INDEX]  # fmt: skip
+        assert not of_x

@@ -220,3 +220,16 @@ def test_the_first_of_equal_elements_of_a_pool_has_the_slope(size, step, padding
     (slope,) = torch.autograd.grad((found * weights).sum(), x)
     (expected,) = torch.autograd.grad((wanted * weights).sum(), y)
     torch.testing.assert_close(slope.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_an_area_of_8_bits_is_added_up_in_more(dtype):
+    """As torch does: only the sum of both ends has 8 bits."""
+    y = torch.tensor([[0, 1, 100, 100], [100, 90, 80, 7], [127, 1, 1, 127]], dtype=dtype)
+
+    @htile.rowwise
+    def f(y):
+        return trapezoid(y), trapezoid(y, dx=0.25), trapezoid(y.view(2, 2), dim=0)
+
+    for found, exact in zip(f(y), zip(*(f._fn(row) for row in y), strict=True), strict=True):
+        assert found.equal(torch.stack(exact))

@@ -53,7 +53,9 @@ from .placed import Placed, built
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
 APART = (  # what helps where an axis would be cut into too many pieces
     "pass and return the parts by themselves (x[:, :n] and x[:, n:] are views, of out= too), and "
-    "groups as rows (x.unflatten(-1, (groups, -1)))"
+    "groups as rows (x.unflatten(-1, (groups, -1))); of every k-th element write a mask, "
+    "torch.where(torch.arange(n) % k == 0, x, 0.0), and pad a result that is shorter than the row, "
+    "F.pad(x.diff(), (0, 1))"
 )
 PADDED = (  # what helps where these would be all pairs of elements
     "pass rows that are padded to a power of two of elements, at most 128, or 64 where a gradient "
