@@ -1,6 +1,7 @@
 """The static decisions of a row-wise kernel: how a row is laid over threads, warps and CTAs.
 
-The length of the row and its dtype decide everything, and each decision can be overridden.
+An emitted kernel names each of them, as its plan has it. Kernels written by hand may leave some
+out: the length of the row and its dtype then decide, by the tables below.
 """
 
 import math

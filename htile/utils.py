@@ -1,5 +1,8 @@
-"""Small helpers of the primitives: views of tensors, fake tensors for compiling ahead of time, and
-words of bits, with the store into the shared memory of another CTA of the cluster."""
+"""Helpers of the primitives: views of tensors, fake tensors, words of bits, and remote stores.
+
+Fake tensors stand for tensors when a kernel is compiled ahead of time. A remote store goes to the
+shared memory of another CTA of the cluster.
+"""
 
 import math
 

@@ -6,7 +6,7 @@ from cutlass.cute.nvgpu import warp
 
 from htile.types.register import AccumulatorTile, RegTile, WarpLayout
 
-# M, N and K of mma.sync, the instruction of one warp: what the seeds call a base tile.
+# M, N and K of mma.sync, the instruction of one warp: the base tile of TileFusion (docs/tiles.md).
 WARP_MMA = (16, 8, 16)
 
 

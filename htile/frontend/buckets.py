@@ -1,5 +1,4 @@
-"""Numbers and a few others: `torch.isin`, and places in a sorted row, `torch.bucketize` and
-`torch.searchsorted`.
+"""Places of numbers in a sorted row (`torch.bucketize`, `torch.searchsorted`), and `torch.isin`.
 
 A place is how many elements of the sorted row are before the number. NaN comes after all numbers.
 An element of the row that is NaN counts as before every number; torch's place then depends on the

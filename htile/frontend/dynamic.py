@@ -28,7 +28,8 @@ ACCESS_BYTES = 16  # The widest load or store moves this many, and a vector of t
 def capacity_of(n: int) -> int:
     """How many elements the longest rows of the bucket have that rows of n elements are in.
 
-    It is a power of two or three quarters of one, so that less than a third of a row is idle.
+    It is a power of two or three quarters of one, and LEAST_CAPACITY or more. So less than a third
+    of a row is idle, except for rows that are shorter than two thirds of LEAST_CAPACITY.
     """
     power = 1 << (n - 1).bit_length()
     capacity = 3 * power // 4 if 4 * n <= 3 * power else power

@@ -1,6 +1,6 @@
-"""Elements of long rows by their rank: kthvalue, median and quantile, and single elements of
-`x.sort()` and of `x.topk(k)` with more than 64 elements.
+"""Elements of long rows by their rank: kthvalue, median, quantile, and parts of long sorts.
 
+Those parts are single elements of `x.sort()` and of `x.topk(k)` with more than 64 elements.
 No row is sorted for them: `Op.KTHVALUE` finds one element by itself. So what a sort of a long row
 gives waits until the function takes an element of it.
 """

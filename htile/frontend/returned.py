@@ -24,9 +24,9 @@ def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
 
 
 def note_table(builder: Builder, id: int) -> None:
-    """Take the arguments that a value is computed from for tables: indices choose of its elements.
+    """Count all arguments that a value is computed from as tables, because indices choose from it.
 
-    A vector that all rows share is no table otherwise, and decides no dtype.
+    A vector that all rows share is otherwise no table, and decides no dtype (`returned_dtype`).
     """
     known, todo = set(), [id]
     while todo:

@@ -1,4 +1,4 @@
-"""Which slope is meant where an operation of torch has another one than ours at an edge."""
+"""Marks an operation whose slope at an edge (a tie, 0, NaN) is not this operation's usual one."""
 
 from __future__ import annotations
 

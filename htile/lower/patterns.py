@@ -1,5 +1,7 @@
-"""What can be read off the shape of a graph: which device function computes a node, whether a
-product is part of an fma, and what a difference subtracts."""
+"""Patterns in a graph: which device function computes a node, and what becomes an fma.
+
+They are read off the shape of the graph, as is what a difference subtracts.
+"""
 
 from __future__ import annotations
 

@@ -28,19 +28,21 @@ ALIGNED = 96  # bytes that the beginnings of lists may take
 MOST_MOVED = 1024  # keys that a thread moves up in all rounds
 MOST_SORTED = 16  # A thread has about so many elements.
 MOST_BITS = 16  # of an index beside an element
-# A thread lists candidates if it has so many keys or more, or twice as many of 32 bits, for so
-# many ranks, and if so many lanes or more work on its row. That takes about so many instructions
-# for each key, and beside.
+# A thread lists candidates if all of this holds: it has LEAST_LISTED keys or more (twice as many if
+# keys have 32 bits), LISTED_RANKS has the number of ranks, and LISTING_LANES lanes or more work on
+# its row.
 LEAST_LISTED, LISTED_RANKS, LISTING_LANES = 16, range(3, 33), 8
+# Listing takes a thread about LISTING instructions for each key, and LISTS beside.
 LISTING, LISTS = 5, 90
-# The warps of a row look for more ranks than these together, those of one CTA and those of several;
-# for fewer, each looks on its own. That takes so many slots of the exchange buffer, and places for
-# candidates. A CTA has so many such rows at most, because each has a barrier of its own.
+# The warps of a row look together for more ranks than FEW_RANKS if one CTA has the row, and for
+# more than FEW_OF_CLUSTER if several do. For fewer, each warp looks on its own.
 FEW_RANKS, FEW_OF_CLUSTER = 8, 5
-SLOTS_TOGETHER, LEAST_PLACES = 6, 64  # as in htile.compute.together
-ROWS_TOGETHER = 15
-# A thread takes about so many instructions for each key then, beside for its part of the bound and
-# of the list, for each bit of the bound, and for each candidate.
+# Slots of the exchange buffer, and places for candidates, that this takes: as in
+# htile.compute.together, which cannot be imported here, because it needs cutlass.
+SLOTS_TOGETHER, LEAST_PLACES = 6, 64
+ROWS_TOGETHER = 15  # of a CTA at most, because each has a barrier of its own
+# Instructions of a thread that this takes: for each key, for its part of the bound and of the list,
+# for each bit of the bound, and for each candidate.
 KEY_TOGETHER, TOGETHER, BOUND_BIT, CANDIDATE = 2, 120, 12, 5
 KEPT = {Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.WHERE, Op.CONVERT, Op.RESHAPE, Op.LOOKUP}
 

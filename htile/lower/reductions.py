@@ -1,5 +1,4 @@
-"""An entry for each way to reduce or scan a row, and which reductions of a function share an
-exchange.
+"""The table of reductions and scans, and which reductions of a function share an exchange.
 
 An entry says how elements and partial results combine. What comes before it, elementwise, and what
 comes after it, once a row, are ordinary nodes: a norm is `SUM` and a square root. A row that is

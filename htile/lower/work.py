@@ -1,5 +1,7 @@
-"""What one graph asks of a kernel, computed once: `choice`, `schedule` and the pictures
-read it. `sweeps.py` describes the sweeps over a row."""
+"""What one graph asks of a kernel, computed once for `choice`, `schedule` and the pictures.
+
+`sweeps.py` describes the sweeps over a row.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ..frontend.graph import Role
@@ -50,7 +49,7 @@ WIRE = "#59607a"
 def draw_plan(plan: Plan) -> Canvas:
     """The plan, drawn. Raises UnsupportedError without matplotlib."""
     names = all_names(plan.graph, value_names(plan))
-    return draw_moments(*_heading(plan, names), *moments_of(plan, names))
+    return draw_moments(*_heading(plan), *moments_of(plan, names))
 
 
 def draw_moments(
@@ -207,7 +206,7 @@ def _across(moment: Moment) -> float:
     return sum(widths) + STACK * max(0, len(widths) - 1)
 
 
-def _heading(plan: Plan, names: Mapping[int, str]) -> tuple[str, list[str]]:
+def _heading(plan: Plan) -> tuple[str, list[str]]:
     """The title, and what is said of the plan as a whole."""
     notes = [*plan.layout(), describe_traffic(plan)]
     numbers = dict.fromkeys(i.name for i in plan.graph.inputs if i.role is Role.SCALAR)

@@ -14,6 +14,7 @@ import torch
 
 from ..frontend.graph import Input, Output, Role
 from ..frontend.ops import Op, dtype_name
+from ..lower.describe import PLACES
 from ..lower.emission.expressions import written
 from ..lower.plan import Plan
 from ..lower.ranks import Chain
@@ -23,13 +24,6 @@ from .fold import find_rounds, repetitions
 from .model import KIND_OF_ROLE, Box, Kind, Style, Text, kind_of, stages_text
 from .names import flowed, span, strip
 
-HOMES = {
-    Home.REGISTERS: "in registers",
-    Home.PACKED: "in registers, as in memory",
-    Home.SHARED: "in shared memory",
-    Home.REREAD: "read again",
-    Home.RECOMPUTE: "computed again",
-}
 FEWEST_HIDDEN = 2  # segments that a fold of the plan must at least hide
 MOST_ROWS = 16  # of text in a box
 MANY = 4  # names, of which only the first and the last are written
@@ -347,7 +341,7 @@ class _Story:
         if home in (Home.SHARED, Home.REREAD) and node.op is Op.INPUT:
             dtype = next(i.dtype for i in self.graph.inputs if i.id == id)
         size = (self.graph.n if node.value.spread else 1) * dtype.itemsize
-        texts = (self._operand(id), HOMES[home], "" if home is Home.RECOMPUTE else f"{size} bytes")
+        texts = (self._operand(id), PLACES[home], "" if home is Home.RECOMPUTE else f"{size} bytes")
         is_kept = home in (Home.REGISTERS, Home.SHARED)
         return Bar(id, kind_of(self.graph, node), texts, first, last, is_kept)
 

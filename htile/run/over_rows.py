@@ -1,4 +1,4 @@
-"""What calls are refused because a result is reduced over all rows."""
+"""Refuses calls without rows whose result is a maximum over all rows."""
 
 from __future__ import annotations
 

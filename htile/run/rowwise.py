@@ -45,7 +45,7 @@ from .operands import (
     runs_kernels,
     wants_gradients,
 )
-from .operations import ops
+from .operations import ops  # noqa: F401 (registers htile::run, which a checkpoint may name)
 from .operations.known import numbered
 from .out import check_out, find_aliases, in_order
 from .over_rows import refuse_no_maximum
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from ..frontend.custom import CustomBackward
     from .differentiation.gradients import DifferentiableCalls
     from .shortcuts.text import Writer
-
-OPERATION = ops.RUN  # policies of checkpoints may ask for it before any call is one
 
 MAX_LAUNCHES = 4096  # remembered calls of one function; forgotten all at once beyond
 

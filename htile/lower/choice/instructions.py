@@ -21,8 +21,8 @@ from ..vectors import WARP
 LEAVES = frozenset({Op.INPUT, Op.CONST})
 # For an element, and how many of these are for the special function units (MUFU). A key that names
 # both the operation and the device function counts first, then the device function alone. What is
-# not here takes one instruction. A logarithm takes (18, 2) by now. With what it took when plans
-# were measured, faster ones are chosen of functions that have one logarithm a row.
+# not here takes one instruction. `LOG` keeps what it took when the plans were measured, although it
+# takes (18, 2) now: with that, slower plans are chosen for functions of one logarithm a row.
 OP_COSTS = {
     Op.SQRT: (4, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (17, 0),
     Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (18, 2), Op.SIN: (17, 0),

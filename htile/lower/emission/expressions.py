@@ -1,5 +1,4 @@
-"""How the emitted text is written: an expression for each member of `Op`, numbers, and lines that
-are broken where they are too long."""
+"""Writes the emitted text: an expression for each member of `Op`, numbers, and broken lines."""
 
 from __future__ import annotations
 

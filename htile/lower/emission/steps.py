@@ -1,5 +1,4 @@
-"""Prints the steps of a plan: what a thread does with its elements of a row, or of one chunk of it,
-the loops over chunks, and the exchanges."""
+"""Prints the steps of a plan: what a thread does with its elements, chunk loops, and exchanges."""
 
 from __future__ import annotations
 

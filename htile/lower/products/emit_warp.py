@@ -1,5 +1,7 @@
-"""Prints the kernel of products for architectures without wgmma, over the primitives of
-warp_matmul.py. What is computed of the products is printed as `emit.py` does."""
+"""Prints the product kernel for architectures without wgmma, over `htile/warp_matmul.py`.
+
+What is computed of the products is printed as `emit.py` does.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which tile a kernel of products has: the one that is expected to be fastest for a number of rows.
 
-A tile changes no bit of a result. It is chosen among many, but rather among few of them, so a
-function has a few kernels. Each of them serves any number of rows.
+A tile changes no bit of a result. There are many possible tiles, but a few usual ones are preferred
+(`USUAL`, `RARE`), so that a function has few kernels. Each of them serves any number of rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The row-wise functions of this process by number: in a number Dynamo sees a constant."""
+"""Gives each row-wise function of this process a number, by which a torch.compile graph names it.
+
+Dynamo takes the number, as text, for a constant. It would not take the function itself for one.
+"""
 
 from __future__ import annotations
 

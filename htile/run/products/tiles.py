@@ -1,5 +1,4 @@
-"""Which tile a call's kernel of products has: a tuned one, or the one that is expected to be
-fastest."""
+"""Which tile a call's product kernel has: a tuned one, or the one expected to be the fastest."""
 
 from __future__ import annotations
 
