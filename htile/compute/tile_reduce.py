@@ -61,9 +61,11 @@ class RowMeans(Static):
     """The mean of each of a thread's rows. If all elements of a row are equal, it is exactly that.
     """
 
+    OPS = (ADD, MAX, MIN)
+
     def __init__(self, rows: TileRows):
         self.rows = rows
-        self.parts = [RowPartial(rows, op) for op in (ADD, MAX, MIN)]
+        self.parts = [RowPartial(rows, op) for op in self.OPS]
 
     def take(self, chunk: TileChunk, value: Vector | Product) -> None:
         """Go on with the values of a chunk."""
