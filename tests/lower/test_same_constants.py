@@ -1,6 +1,6 @@
 """Constants that two modules have, because one of them cannot import the other.
 
-`import htile` imports no CuTe-DSL, so what plans a kernel cannot read the numbers of its primitives.
+`import htile` imports no CuTe-DSL, so what plans a kernel cannot read the numbers of primitives.
 """
 
 import pytest
