@@ -57,7 +57,8 @@ class MatmulTileConfig:
     in_turns: whether the two warpgroups have tiles of their own.
     parts: how many narrower tiles each tile is cut into that is left for the last wave; 1 for none.
     exchanges: how many reductions of each row the thread blocks along its columns exchange.
-    exchanged: how many numbers of a row each of these exchanges has at most.
+    words: how many numbers of a row an exchange has at most.
+    buffers: how many places in shared memory exchanges take in turns.
     """
 
     dtype: type = BFloat16
@@ -73,7 +74,8 @@ class MatmulTileConfig:
     in_turns: bool = False
     parts: int = 1
     exchanges: int = 0
-    exchanged: int = 1
+    words: int = 1
+    buffers: int = 2
 
     STORE_STAGES = 2  # tiles of a warpgroup that are being stored, or are filled meanwhile
     LOADER_REGISTERS, MATH_REGISTERS = 24, 240  # of a thread that loads, and one that multiplies
@@ -360,8 +362,9 @@ class MatmulKernelContext(Static):
         - It is given back once it is computed and, if its tile goes on, chunk c + 1 is issued.
 
         What follows the products of a tile may exchange parts of rows in the cluster. Then it waits
-        for the same tile's products in the other thread blocks, and not in turns. All chunks of
-        that tile are given back before, so its products wait for nothing that comes later.
+        for the other thread blocks' products of the same tile. All chunks of that tile are given
+        back before, so these products wait for nothing that comes later. Kernels that exchange do
+        not work in turns.
 
         There are two stages or more. So each of these waits for what is earlier in the order
         "load c, issue c, give back c - 1" only, and the earliest that has not happened can happen.

@@ -86,27 +86,25 @@ class RowMeans(Static):
 class RowExchange(Static):
     """What the tiles of a cluster that share rows hand each other of them, in shared memory.
 
-    Each exchange takes the next of two buffers, in turns, and each warpgroup has barriers of its
-    own. No buffer is written before it is read: a thread block sends to one again in the next
-    exchange but one. By then it has got all words of the exchange between, and a warp sends these
-    behind its reads of the one before.
+    Exchanges take two buffers in turns, and each warpgroup has barriers of its own. No buffer is
+    written before it is read. A thread block writes to a buffer again two exchanges later. By then
+    it has the words of the exchange between from every warp, and each warp has sent those after its
+    reads.
 
     place: of the warpgroup, among those of the tile. rank: which tile of the row this one is.
     """
 
-    BUFFERS = 2
-
     def __init__(self, config: MatmulTileConfig, smem: SmemAllocator, tidx, place, rank):
         self.config, self.tidx, self.place, self.rank = config, tidx, place, rank
         self.shares = config.cluster[1]
-        shape = self.shares, config.tile[0], config.exchanged, self.BUFFERS
+        shape = self.shares, config.tile[0], config.words, config.buffers
         self.words = smem.allocate_tensor(Float32, cute.make_layout(shape), 16)
-        self.barriers = smem.allocate_array(Int64, self.BUFFERS * config.sharers)
+        self.barriers = smem.allocate_array(Int64, config.buffers * config.sharers)
         self._begin()
 
     @cute.jit
     def _begin(self):
-        if self.tidx < self.BUFFERS * self.config.sharers:
+        if self.tidx < self.config.buffers * self.config.sharers:
             cute.arch.mbarrier_init(self.barriers + self.tidx, 1)
         cute.arch.mbarrier_init_fence()
 
@@ -116,8 +114,9 @@ class RowExchange(Static):
         parts: for each op a number of each row, which all lanes of a quad have.
         number: of this exchange among those of the thread block.
         """
-        buffer, phase = number % self.BUFFERS, number // self.BUFFERS % 2
-        barrier = self.barriers + self.BUFFERS * self.place + buffer
+        buffers = self.config.buffers
+        buffer, phase = number % buffers, number // buffers % 2
+        barrier = self.barriers + buffers * self.place + buffer
         own = [rows.places.row(rows.thread, r) for r in range(rows.places.num_rows)]
         self._send(parts, own, buffer, barrier)
         cute.arch.mbarrier_wait(barrier, phase)
@@ -156,6 +155,7 @@ def _of_rows(rows: TileRows, partials: list[RowPartial]) -> list[list[Float32]]:
 def _until_end(chunk: TileChunk, value: Vector | Product, neutral) -> Vector | Product:
     """The values, with what leaves a reduction as it is in columns behind the end of the row."""
     n, c = chunk.rows.ctx.shape[1], chunk.rows.config
+    # All tiles of a row have the same code, so what holds for the last of them decides.
     before = 0 if chunk.rows.ctx.exchange is None else (c.cluster[1] - 1) * c.columns
     if const_expr(before + chunk.start + c.chunk <= n):
         return value

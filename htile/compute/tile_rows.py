@@ -45,8 +45,9 @@ class TileRows(Static):
     """The rows of one tile as a thread has them: two of each block, and of these a quarter.
 
     ctx: of a kernel of wgmma (htile/matmul.py) or of mma.sync (htile/warp_matmul.py).
-    index: of the tile among all of them. number: of it among those of the thread block, which is
-        needed where several thread blocks share its rows.
+    index: of the tile among all of them.
+    number: of the tile among those of this thread block. Only rows that several thread blocks share
+        need it.
     """
 
     def __init__(self, ctx: MatmulKernelContext | WarpMatmulContext, index, number=None):

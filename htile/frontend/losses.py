@@ -27,6 +27,8 @@ from .slopes import Slope
 from .statistics import _finite, check_reduction
 from .tensor import FUNCTIONS, Tensor, fail, node
 
+LARGE = 1e30  # Sums of so large scores may be infinite in float32.
+
 
 def nll_loss(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
@@ -83,9 +85,11 @@ def cross_entropy(
     loss = _of_class(total - (score - near), w, y, ignore_index, reduction)
     if label_smoothing == 0:
         return loss
-    # The sum of all scores is taken below the one of the class, so that no digit is lost where all
-    # are large. That one is known before the loop over the row, which the maximum is not.
-    own = where(abs(score) < INF, score, 0.0).detach()
+    # The sum of all scores is taken below that of the class, so that no digit is lost where all are
+    # large. It is known before the loop over the row, and the maximum is not. A score that is far
+    # from all others decides the loss, unless its class has no weight or differences overflow.
+    is_near = abs(score) < LARGE if w is None else (abs(score) < LARGE) & (w != 0)
+    own = where(is_near, score, 0.0).detach()
     n, every = x.shape[-1], total - (own - near)
     if w is None:
         even = every - _total(x - own) * (1 / n)

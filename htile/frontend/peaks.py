@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 
 STILL = Change(False, 0.0)
-# What is left of k is the rounding of Python's numbers if it is so little of k: n * (1 / n) - 1.
+# Less of k than this is taken for 0: Python's numbers are rounded, as in n * (1 / n) - 1.
 ROUNDED = 1e-12
 
 

@@ -358,7 +358,7 @@ def _entropy(x: Tensor, target: Tensor) -> Tensor:
 
 
 def _entropy_of_logits(x: Tensor, target: Tensor, pos_weight: Tensor | None = None) -> Tensor:
-    # Both terms have slopes without cancellation, and share a logarithm.
+    # No digits of the slope in x cancel, and both terms share a logarithm.
     yes = target if pos_weight is None else target * pos_weight
     functional = torch.nn.functional
     return (1 - target) * functional.softplus(x) - yes * functional.logsigmoid(x)

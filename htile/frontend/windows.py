@@ -126,7 +126,7 @@ def _areas(y: Tensor, x: object, dx: object, dim: int, what: str) -> Tensor:
 def trapezoid(y, x=None, *, dx=1.0, dim=-1):
     """The area under the line through the elements of an axis, at x or dx apart."""
     areas = _areas(y, x, dx, dim, "trapezoid")
-    if x is None and y._value.dtype in BYTES:  # whose sum has more bits, as in torch
+    if x is None and y._value.dtype in BYTES:  # torch adds these in more bits, but both ends in 8
         axis = axis_of(y, dim)
         ends = y.select(axis, 0) + y.select(axis, -1)
         return (y.sum(dim) - ends * 0.5) * dx

@@ -312,3 +312,19 @@ def test_gradients_do_not_ask_for_the_maximum(n, weighted):
         of_x = [node for node in elements if node.value.dtype is torch.bool
                 and graph[node.inputs[0]].op is not Op.INDEX]  # fmt: skip
         assert not of_x
+
+
+@pytest.mark.parametrize("masked", [-1e4, -1e9, torch.finfo(F32).min, -INF])
+@pytest.mark.parametrize("weights", [None, (0.0, 1.0, 2.0, 0.5), (1.0, 1.0, 2.0, 0.5)])
+def test_smoothing_where_the_score_of_the_class_is_masked(masked, weights):
+    """The loss is large, or it is that of the other classes if this one has no weight."""
+    x, y = torch.tensor([[masked, -2.0, 0.5, 3.0]]), torch.tensor([0])
+
+    @htile.rowwise
+    def f(x, y: htile.PerRow):
+        w = None if weights is None else torch.tensor(weights)
+        return F.cross_entropy(x, y, w, reduction="sum", label_smoothing=0.1)
+
+    w = None if weights is None else torch.tensor(weights)
+    exact = F.cross_entropy(x[0], y[0], w, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(f(x, y)[0], exact, rtol=1e-6, atol=0, equal_nan=True)

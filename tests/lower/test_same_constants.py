@@ -22,7 +22,7 @@ PAIRS = {
         tiles.STORED_BYTES,
         2 * matmul.BLOCK * fused.CHUNK * matmul.MatmulTileConfig.STORE_STAGES,
     ),
-    "buffers of exchanges": (tiles.EXCHANGE_BUFFERS, tile_reduce.RowExchange.BUFFERS),
+    "buffers of exchanges": (tiles.EXCHANGE_BUFFERS, matmul.MatmulTileConfig.buffers),
     "words of a mean": (fused.WORDS_OF_MEAN, len(tile_reduce.RowMeans.OPS)),
 }
 

@@ -118,7 +118,7 @@ class Text(Body):
             *(["in_turns=True"] if tile.in_turns else []),
             *([f"parts={tile.parts}"] if tile.parts > 1 else []),
             *([f"exchanges={len(kernel.exchanges)}"] if kernel.exchanges else []),
-            *([f"exchanged={max(kernel.exchanges)}"] if kernel.exchanges else []),
+            *([f"words={max(kernel.exchanges)}"] if kernel.exchanges else []),
         ]
         return wrapped_call("config = MatmulTileConfig(", args, ")")
 

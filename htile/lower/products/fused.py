@@ -21,8 +21,8 @@ UNFUSED = frozenset({
 }) | SCANS | {Op.KTHVALUE}  # fmt: skip
 IN_TILES = frozenset({Op.SUM, Op.MEAN, Op.MAX, Op.MIN, Op.PROD})  # what reduces rows of a tile
 WIDEST = 256  # columns of a tile, at most
-# The same of tiles that share rows, if columns are read beside the products: for these a thread has
-# no registers beside more sums.
+# Where tiles share rows and columns are read beside the products, a tile has no more than this.
+# With more sums, a thread has no registers left for what is read.
 WIDEST_READING = 128
 # Elements of the left operand's rows, at most, where tiles share the rows of the product. Products
 # of longer rows take so much of the time that little is saved (docs/traps.md).
@@ -31,9 +31,12 @@ SHARED_K = 256
 # kernel would take that it saves. Several thread blocks would load more of them in less time.
 WHOLE_BYTES = 1 << 17
 SHARES = (2, 4, 8)  # thread blocks of a cluster that may share the columns of a row
-WORDS_OF_MEAN = 3  # that are exchanged: a mean of equal elements is one of them
+# Words that a mean exchanges: the sum, the largest and the smallest element. Where all are equal,
+# the mean is exactly that.
+WORDS_OF_MEAN = 3
 WIDTHS = (1, 2, 4)  # numbers of products that a tile has side by side
 ALIGNED = 8  # elements of 16 bits that rows have a multiple of if they are stored as whole tiles
+LINE = 64  # columns of a line in shared memory of a matrix (K, N)
 CHUNK = 32  # columns that a thread works on at a time where there are no groups
 
 
@@ -87,8 +90,10 @@ class Fused:
         """Columns of each product that a tile has of a whole row, or of one of several tiles.
 
         These depend on nothing else, because the order in which a row is reduced depends on them.
+        Of several matrices (K, N) a tile has whole lines of each.
         """
-        return -(-self.n // (self.shares * CHUNK)) * CHUNK
+        unit = CHUNK if self.shares == 1 or len(self.operands) == 1 else LINE
+        return -(-self.n // (self.shares * unit)) * unit
 
     @property
     def exchanges(self) -> list[int]:
@@ -194,8 +199,8 @@ def _shared(kernel: Fused) -> Fused | None:
     """The kernel whose rows several tiles share, as few as can have them; None if there is none.
 
     Some rows take longer in tiles that share them than in two kernels, of which one stores the
-    product. These are other rows, which are read in each stage of reductions, a few elements at a
-    time, and rows whose results are not stored as whole tiles.
+    product. Other rows are read in each stage of reductions, a few elements at a time. Rows of a
+    number of elements that is no multiple of 8 are never stored as whole tiles.
     """
     count, roles = len(kernel.operands), {i.role for i in kernel.others}
     if kernel.operands[0].product.k > SHARED_K or Role.ROW in roles or kernel.n % ALIGNED:

@@ -66,7 +66,9 @@ def sharing(apart: list[Level], together: Level) -> Sharing:
     except HTileError:  # Rows of several lengths may not fit one kernel.
         is_one = False
     kernels = [tile_kernel(level) for level in apart]
-    if all(kernels) and _is_multiplied_fast([each.kernel for each in kernels]):
+    # Where there is no wgmma, tiles share no rows: then each kernel would store the product.
+    is_known = all(each is not None and each.kernel.shares == 1 for each in kernels)
+    if is_known and _is_multiplied_fast([each.kernel for each in kernels]):
         return Sharing.APART
     return Sharing.TOGETHER if is_one else Sharing.STORED
 

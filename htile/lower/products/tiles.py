@@ -56,7 +56,8 @@ WARP_TILES = (
 )  # fmt: skip
 STORED_BYTES = 2 * 64 * 32 * 2  # of shared memory in which a warpgroup stages what it stores
 BARRIER_BYTES = 2048  # of it for barriers, and for the alignment of tiles
-EXCHANGE_BUFFERS = 2  # of it for what the tiles of a row exchange
+EXCHANGE_BUFFERS = 2  # for what the tiles of a row exchange, as `MatmulTileConfig` has them
+CLUSTERED = 10  # of 11 multiprocessors that clusters of four and eight have: 120 of an H200's 132
 WARP_K = 32  # elements of K of a stage there
 WARP_STAGES = 3, 8  # the fewest and the most
 
@@ -120,7 +121,8 @@ def _is_possible(kernel: Fused, tile: Tile, major: str) -> bool:
 def _has_all_columns(kernel: Fused, tile: Tile, columns: int) -> bool:
     """Whether rows are whole chunks, and as few of them as there can be, of a tile.
 
-    Where tiles share a row, one warpgroup must not wait for others in turns.
+    Where tiles share a row, warpgroups do not work in turns: one that waits for another thread
+    block would hold up the other's turn.
     """
     if kernel.shares > 1:
         is_alone = tile.cluster == tile.parts == 1 and not (tile.in_turns or tile.warps)
@@ -171,13 +173,10 @@ def blocks_of_cluster(kernel: Fused, tile: Tile) -> int:
     return tile.cluster * kernel.shares
 
 
-def clusters_of(kernel: Fused, tile: Tile, processors: int, arch: Arch) -> int:
-    """How many clusters run at the same time, each thread block on a multiprocessor of its own.
-
-    Some multiprocessors are left where clusters of more than two have to fit the parts of a GPU.
-    """
+def clusters_of(kernel: Fused, tile: Tile, processors: int) -> int:
+    """How many clusters run at the same time, each thread block on a multiprocessor of its own."""
     blocks = blocks_of_cluster(kernel, tile)
-    return (processors if blocks <= 2 else min(arch.loop_ctas, processors)) // blocks
+    return max((processors if blocks <= 2 else processors * CLUSTERED // 11) // blocks, 1)
 
 
 def _clusters(kernel: Fused, tile: Tile, rows: int) -> int:
@@ -207,7 +206,7 @@ def _blocks(tile: Tile) -> int:
 def cycles(kernel: Fused, tile: Tile, rows: int, processors: int) -> float:
     """About how long the kernel takes on a GPU."""
     k, clusters = kernel.operands[0].product.k, _clusters(kernel, tile, rows)
-    slots = processors // blocks_of_cluster(kernel, tile)
+    slots = clusters_of(kernel, tile, processors)
     waves, rest = divmod(clusters, slots)
     last = tile
     if waves and tile.parts > 1:

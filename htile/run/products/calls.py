@@ -315,7 +315,7 @@ class ProductLaunch:
         if text is None:
             return None
         function = load(build(text.source, text.function, self.arch.name)) if rows else None
-        own = kernel, text.tile, self.processors, self.arch
+        own = kernel, text.tile, self.processors
         clusters = () if text.tile.warps else (clusters_of(*own),)
         made = tuple((key_of(o.name, self.results), width(kernel, o), o.dtype)
                      for o in kernel.graph.outputs)  # fmt: skip
