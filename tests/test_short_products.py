@@ -133,7 +133,7 @@ def test_a_plan_of_rows_for_products_alone_is_refused(gpu):
             f(x, W, bias)
         with pytest.raises(LoweringError, match="has no effect"):
             f(x.clone().requires_grad_(), W, bias)
-    products.softmax.with_plan(threads_per_row=64)(*arguments(products.softmax, 6, 512, 64))
+    products.softmax.with_plan(threads_per_row=64)(*arguments(products.softmax, 6, 512, 512))
 
 
 def test_one_row_without_dimensions(gpu):

@@ -47,46 +47,51 @@ def cross_entropy_kernel(
     div0 = math.div(logits, cap)  # cross_entropy.py:19
     tanh0 = math.tanh(div0)  # cross_entropy.py:19
     mul0 = cap * tanh0  # cross_entropy.py:20
-    max0, sum0 = ctx.row_reduce((mul0, mul0), (cute.ReductionOp.MAX, cute.ReductionOp.ADD), slot=0)
-
-    # stage 2: sum
-    abs0 = math.abs(max0)  # cross_entropy.py:22
-    eq0 = math.eq(abs0, Float32.inf)  # cross_entropy.py:22
-    where0 = math.where(eq0, 0.0, max0)  # cross_entropy.py:22
-    sub0 = mul0 - where0  # cross_entropy.py:22
-    exp0 = math.exp_bounded(sub0)  # cross_entropy.py:22
-    sum1 = ctx.row_reduce(exp0, cute.ReductionOp.ADD, slot=2)  # cross_entropy.py:22
-
-    # output
-    ne0 = math.ne(label, Int64(-100))  # cross_entropy.py:28
-    eq1 = math.eq(label, Int64(-100))  # cross_entropy.py:22
-    log0 = math.log(sum1)  # cross_entropy.py:22
-    where1 = math.where(eq0, Float32(float("nan")), log0)  # cross_entropy.py:22
     ge0 = math.ge(label, Int64(0))  # cross_entropy.py:22
     lt0 = math.lt(label, Int64(1003))  # cross_entropy.py:22
     and0 = math.logical_and(ge0, lt0)  # cross_entropy.py:22
     div1 = math.div(take0, cap)  # cross_entropy.py:19
     tanh1 = math.tanh(div1)  # cross_entropy.py:19
     mul1 = cap * tanh1  # cross_entropy.py:20
-    where2 = math.where(and0, mul1, Float32(float("nan")))  # cross_entropy.py:22
-    sub1 = where2 - where0  # cross_entropy.py:22
-    sub2 = where1 - sub1  # cross_entropy.py:22
-    where3 = math.where(eq1, 0.0, sub2)  # cross_entropy.py:22
-    mul2 = 0.9 * where3  # cross_entropy.py:22
+    where0 = math.where(and0, mul1, Float32(float("nan")))  # cross_entropy.py:22
+    abs0 = math.abs(where0)  # cross_entropy.py:22
+    lt1 = math.lt(abs0, 1e+30)  # cross_entropy.py:22
+    where1 = math.where(lt1, where0, 0.0)  # cross_entropy.py:22
+    sub0 = mul0 - where1  # cross_entropy.py:22
+    max0, sum0 = ctx.row_reduce((mul0, sub0), (cute.ReductionOp.MAX, cute.ReductionOp.ADD), slot=0)
+
+    # stage 2: sum
+    abs1 = math.abs(max0)  # cross_entropy.py:22
+    eq0 = math.eq(abs1, Float32.inf)  # cross_entropy.py:22
+    where2 = math.where(eq0, 0.0, max0)  # cross_entropy.py:22
+    sub1 = mul0 - where2  # cross_entropy.py:22
+    exp0 = math.exp_bounded(sub1)  # cross_entropy.py:22
+    sum1 = ctx.row_reduce(exp0, cute.ReductionOp.ADD, slot=2)  # cross_entropy.py:22
+
+    # output
+    ne0 = math.ne(label, Int64(-100))  # cross_entropy.py:28
+    eq1 = math.eq(label, Int64(-100))  # cross_entropy.py:22
+    log0 = math.log(sum1)  # cross_entropy.py:22
+    where3 = math.where(eq0, Float32(float("nan")), log0)  # cross_entropy.py:22
+    sub2 = where0 - where2  # cross_entropy.py:22
+    sub3 = where3 - sub2  # cross_entropy.py:22
+    where4 = math.where(eq1, 0.0, sub3)  # cross_entropy.py:22
+    mul2 = 0.9 * where4  # cross_entropy.py:22
+    sub4 = where1 - where2  # cross_entropy.py:22
+    sub5 = where3 - sub4  # cross_entropy.py:22
     mul3 = sum0 * 0.0009970089730807576  # cross_entropy.py:22
-    sub3 = mul3 - where0  # cross_entropy.py:22
-    sub4 = where1 - sub3  # cross_entropy.py:22
-    where4 = math.where(eq1, 0.0, sub4)  # cross_entropy.py:22
-    mul4 = 0.1 * where4  # cross_entropy.py:22
+    sub6 = sub5 - mul3  # cross_entropy.py:22
+    where5 = math.where(eq1, 0.0, sub6)  # cross_entropy.py:22
+    mul4 = 0.1 * where5  # cross_entropy.py:22
     add0 = mul2 + mul4  # cross_entropy.py:22
-    add1 = log0 + where0  # cross_entropy.py:21
+    add1 = log0 + where2  # cross_entropy.py:21
     mul5 = z_weight * add1  # cross_entropy.py:30
     mul6 = mul5 * add1  # cross_entropy.py:30
     add2 = add0 + mul6  # cross_entropy.py:30
-    where5 = math.where(ne0, add2, 0.0)  # cross_entropy.py:30
-    ctx.store_row_value(mLoss, where5)
-    sub5 = mul0 - add1  # cross_entropy.py:27
-    exp1 = math.exp(sub5)  # cross_entropy.py:27
+    where6 = math.where(ne0, add2, 0.0)  # cross_entropy.py:30
+    ctx.store_row_value(mLoss, where6)
+    sub7 = mul0 - add1  # cross_entropy.py:27
+    exp1 = math.exp(sub7)  # cross_entropy.py:27
     mul7 = 2.0 * z_weight  # cross_entropy.py:27
     mul8 = mul7 * add1  # cross_entropy.py:27
     add3 = 1.0 + mul8  # cross_entropy.py:27
@@ -94,12 +99,12 @@ def cross_entropy_kernel(
     minimum1 = math.minimum(maximum1, Int64(1003))
     convert0 = math.convert(minimum1, Int32)
     eq2 = math.eq(ctx.offsets, ctx.offset_of(convert0))  # cross_entropy.py:24
-    where6 = math.where(eq2, 0.9000997008973081, 9.970089730807578e-05)  # cross_entropy.py:26
-    sub6 = math.fms(exp1, add3, where6)  # cross_entropy.py:27
-    sub7 = math.fnma(tanh0, tanh0, 1.0)  # cross_entropy.py:31
-    mul9 = sub6 * sub7  # cross_entropy.py:31
-    where7 = math.where(ne0, mul9, 0.0)  # cross_entropy.py:31
-    ElementwiseStorer(ctx).store(mGradient, where7)
+    where7 = math.where(eq2, 0.9000997008973081, 9.970089730807578e-05)  # cross_entropy.py:26
+    sub8 = math.fms(exp1, add3, where7)  # cross_entropy.py:27
+    sub9 = math.fnma(tanh0, tanh0, 1.0)  # cross_entropy.py:31
+    mul9 = sub8 * sub9  # cross_entropy.py:31
+    where8 = math.where(ne0, mul9, 0.0)  # cross_entropy.py:31
+    ElementwiseStorer(ctx).store(mGradient, where8)
 
 
 @cute.jit
