@@ -128,8 +128,9 @@ def times_of(
     out = normal(m, n)
     calls: dict[str, Callable] = {"cublas": partial(torch.mm, x, weight.t(), out=out)}
     matrix = weight if form.major == "k" else weight.t().contiguous()
-    for tile in timed(kernel_of(n, k, form.function), form.major, m):
-        given = x, matrix, *others, out, PROCESSORS // tile.cluster
+    kernel = kernel_of(n, k, form.function)
+    for tile in timed(kernel, form.major, m):
+        given = x, matrix, *others, out, product_tiles.clusters_of(kernel, tile, PROCESSORS)
         calls[name(tile)] = partial(functions[n, k, form, name(tile)], *given)
     captured_calls = {key: captured(call) for key, call in calls.items()}
     return {key: median(times) for key, times in interleave(captured_calls, rounds).items()}

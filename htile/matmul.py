@@ -27,6 +27,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
+from htile.compute.exchange import begin_barriers
 from htile.compute.tile_reduce import RowExchange
 from htile.compute.tile_rows import BLOCK, WARPGROUP, place_in_band
 from htile.copy.tma import GlobalToSharedLoader, SharedToGlobalStorer
@@ -222,8 +223,10 @@ class MatmulKernelContext(Static):
             cta_layout_vmnk=cute.make_layout((1, *sizes, 1)),
             defer_sync=True,
         )
-        self.turns = self._begin_turns(smem) if c.in_turns else None
-        self.exchange = None
+        self.turns = self.exchange = None
+        if c.in_turns:  # At the barrier of a warpgroup the other one says that its turn has come.
+            self.turns = smem.allocate_array(Int64, 2)
+            begin_barriers(self.turns, 2, WARPGROUP)
         if c.exchanges:
             self.exchange = RowExchange(c, smem, self.tidx, self.place, coord[1])
         pipeline.pipeline_init_arrive(cluster_shape_mn=sizes, is_relaxed=True)
@@ -246,15 +249,6 @@ class MatmulKernelContext(Static):
                 self, rest, sA, sB, [(atom, mB) for atom, (_, mB) in both], masks[1]
             )
         pipeline.pipeline_init_wait(cluster_shape_mn=sizes)
-
-    @cute.jit
-    def _begin_turns(self, smem: SmemAllocator):
-        """A barrier for each warpgroup, at which the other one says that its turn has come."""
-        turns = smem.allocate_array(Int64, 2)
-        if self.tidx < 2:
-            cute.arch.mbarrier_init(turns + self.tidx, WARPGROUP)
-        cute.arch.mbarrier_init_fence()
-        return turns
 
     def _begin_products(self, tiled_mma, sA, sB, rights, mask) -> None:
         """Set up what depends on the width of a tile: loads of the matrices, and accumulators."""

@@ -183,6 +183,15 @@ def barrier_of_row(row, rows: cutlass.Constexpr, threads: cutlass.Constexpr):
                 cute.arch.barrier(barrier_id=1 + k, number_of_threads=threads)
 
 
+@cute.jit
+def begin_barriers(barriers, count: cutlass.Constexpr, arrivals: cutlass.Constexpr):
+    """Set up `count` mbarriers in shared memory, each of which waits for so many arrivals."""
+    tidx, _, _ = cute.arch.thread_idx()
+    if tidx < count:
+        cute.arch.mbarrier_init(barriers + tidx, arrivals)
+    cute.arch.mbarrier_init_fence()
+
+
 def wait_for_share(tidx: Int32, num_threads: int, threads: int) -> None:
     """Wait for all threads of a CTA that work on this thread's row, or on its share of one.
 

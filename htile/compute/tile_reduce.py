@@ -15,6 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64, const_expr
 from cutlass.memory import SmemAllocator
 
+from htile.compute.exchange import begin_barriers
 from htile.compute.math import lt, where
 from htile.compute.mean import quotient
 from htile.compute.operands import Vector, make_vector, select
@@ -99,14 +100,9 @@ class RowExchange(Static):
         self.shares = config.cluster[1]
         shape = self.shares, config.tile[0], config.words, config.buffers
         self.words = smem.allocate_tensor(Float32, cute.make_layout(shape), 16)
-        self.barriers = smem.allocate_array(Int64, config.buffers * config.sharers)
-        self._begin()
-
-    @cute.jit
-    def _begin(self):
-        if self.tidx < self.config.buffers * self.config.sharers:
-            cute.arch.mbarrier_init(self.barriers + self.tidx, 1)
-        cute.arch.mbarrier_init_fence()
+        count = config.buffers * config.sharers
+        self.barriers = smem.allocate_array(Int64, count)
+        begin_barriers(self.barriers, count, 1)
 
     def combine(self, rows: TileRows, parts: list[list[Float32]], ops: list, number) -> list[list]:
         """What all tiles have of each row, from what this one has of it.

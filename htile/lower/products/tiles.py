@@ -13,7 +13,7 @@ from math import ceil
 
 from ...build.arch import Arch
 from ...frontend.graph import Role
-from .fused import Fused, Tile
+from .fused import LINE, Fused, Tile
 
 # These count for one multiprocessor of sm_90a, in clock cycles.
 PRODUCTS_PER_CYCLE = 2048  # of the tensor cores
@@ -45,7 +45,7 @@ NARROWEST = 64  # columns of a narrower tile
 WGMMA_COLUMNS = 8  # that wgmma takes a multiple of
 BOXES = (16, 32)  # rows of the left operand that are loaded, where there are no more
 MANY = 1 << 20  # rows, for which all tiles are possible
-MN_LINES = 64, 32  # columns that a swizzled line has of a matrix (K, N), in whole tiles of them
+MN_LINES = LINE, 32  # columns that a swizzled line has of a matrix (K, N), in whole tiles of them
 MOST_SUMS = 128  # of a thread that has registers for what is read beside products
 WHOLE_SUMS = 96  # of one that goes over its rows several times, if not one warpgroup multiplies
 READ = (Role.ROW, Role.COLUMN)
@@ -57,7 +57,9 @@ WARP_TILES = (
 STORED_BYTES = 2 * 64 * 32 * 2  # of shared memory in which a warpgroup stages what it stores
 BARRIER_BYTES = 2048  # of it for barriers, and for the alignment of tiles
 EXCHANGE_BUFFERS = 2  # for what the tiles of a row exchange, as `MatmulTileConfig` has them
-CLUSTERED = 10  # of 11 multiprocessors that clusters of four and eight have: 120 of an H200's 132
+# The share of all multiprocessors that clusters of four and eight can have at a time, as a
+# quotient: 120 of an H200's 132. The others are left in parts of the GPU that no cluster fits.
+CLUSTERED = 10, 11
 WARP_K = 32  # elements of K of a stage there
 WARP_STAGES = 3, 8  # the fewest and the most
 
@@ -175,8 +177,8 @@ def blocks_of_cluster(kernel: Fused, tile: Tile) -> int:
 
 def clusters_of(kernel: Fused, tile: Tile, processors: int) -> int:
     """How many clusters run at the same time, each thread block on a multiprocessor of its own."""
-    blocks = blocks_of_cluster(kernel, tile)
-    return max((processors if blocks <= 2 else processors * CLUSTERED // 11) // blocks, 1)
+    blocks, (part, whole) = blocks_of_cluster(kernel, tile), CLUSTERED
+    return max((processors if blocks <= 2 else processors * part // whole) // blocks, 1)
 
 
 def _clusters(kernel: Fused, tile: Tile, rows: int) -> int:
