@@ -46,7 +46,7 @@ class Kernel:
 
     def results(self, args: tuple) -> list[torch.Tensor]:
         """Tensors as the results of a call are, on no device; nothing is computed."""
-        m, outputs = len(args[0]), self.function.inspect(*args).graph.outputs
+        m, outputs = len(args[0]), self.function.inspect(*args).traced.outputs
         return [torch.empty((m, *o.inner), dtype=o.dtype, device="meta") for o in outputs]
 
     def rows(self, args: tuple, index: torch.Tensor) -> tuple:

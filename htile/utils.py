@@ -146,6 +146,18 @@ def as_rows(
     return cute.make_tensor(tensor.iterator, layout)
 
 
+def as_joined_rows(tensor: cute.Tensor, joined: int, vec: int) -> cute.Tensor:
+    """View rows that follow each other in memory as rows that are `joined` times as long.
+
+    vec: elements of a vector. The new rows are whole vectors.
+    """
+    n = tensor.shape[-1] * joined
+    rows = math.prod(tensor.shape[:-1]) // joined
+    # A static stride would be multiplied in 32 bits.
+    layout = cute.make_layout((rows, n), stride=(cute.assume(Int64(n), divby=vec), 1))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
 def as_row_values(
     tensor: cute.Tensor, inner: int = 0, lead: tuple | None = None, own: tuple | None = None,
     flat: bool = False,

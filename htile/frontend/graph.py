@@ -239,9 +239,12 @@ class Graph:
         return self.multiple is None and self.n % step == 0
 
     def __getitem__(self, id: int) -> Node:
-        if id not in range(len(self.nodes)):
+        if id < 0:
             raise KeyError(id)
-        return self.nodes[id]
+        try:
+            return self.nodes[id]
+        except IndexError:
+            raise KeyError(id) from None
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

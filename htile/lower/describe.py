@@ -66,7 +66,9 @@ def describe_layout(plan: Plan) -> list[str]:
     ]
     part = "one share" if place.shares == 1 else f"{place.shares} shares"
     part = _count(plan.rows_per_block, "row") if num.cluster_n == 1 else part
+    joined = plan.target.joined
     placement = [
+        f"{joined} rows of {plan.graph.n // joined} are one" if joined > 1 else "",
         f"{place.num_threads} threads and {part} a CTA",
         f"{place.abreast} at a time" if place.abreast > 1 else "",
         "in no cluster" if place.apart else "",

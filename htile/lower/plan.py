@@ -65,6 +65,8 @@ class Target:
     aliases: outputs that are the same memory as an input, as (output name, input name).
     rows: one of ROWS. There are at least so many rows. Where there are many, each may take fewer
         CTAs.
+    joined: how many rows of the call are one of these, because they follow each other in memory and
+        each element is computed by itself (htile.lower.joining).
     """
 
     n: int
@@ -76,6 +78,7 @@ class Target:
     broadcast: tuple[tuple[str, tuple[bool | None, ...]], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     rows: int = 1
+    joined: int = 1
 
 
 class Form(Enum):

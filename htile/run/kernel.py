@@ -166,7 +166,7 @@ class Kernel:
             )
         if rows < 1:
             raise ArgumentError(f"{self.name}: cost({rows!r}); expected a number of rows above 0")
-        return cost(self.plan, rows)
+        return cost(self.plan, max(1, rows // self.plan.target.joined))
 
     @property
     def cost_text(self) -> str:

@@ -15,12 +15,12 @@ from ..build.arch import Arch, arch_of_capability
 from ..build.compile import load
 from ..errors import ArgumentError, UnsupportedError
 from ..frontend.dynamic import ACCESS_BYTES
-from ..frontend.graph import Role
+from ..frontend.graph import Graph, Role
 from ..frontend.ops import Op
 from ..frontend.roles import Call, Signature, Spec
 from ..lower import Lowered, choose, plans_for, printed
 from ..lower.over_rows import workspace_bytes
-from ..lower.plan import Plan, Target, rows_like
+from ..lower.plan import ROWS, Plan, Target, rows_like
 from ..lower.vectors import is_vector
 from ..tune.kept import recall
 from .kernel import Kernel
@@ -93,6 +93,51 @@ class Request:
             or splits_bundles([i for i in inputs if i.name == name], tensor)
         )
 
+    @property
+    def may_join(self) -> int:
+        """How many rows are one where they follow each other in memory (htile.lower.joining).
+
+        It is 1 for few rows, and where a plan is wanted.
+        """
+        is_many = self.rows >= ROWS[-1] and self.call.lead and not self.wanted
+        return self.specialization.together if is_many else 1
+
+    @property
+    def misses_join(self) -> bool:
+        """Whether rows are not joined only because of where they lie in memory."""
+        return self.may_join > self.joined and self.call.lead[-1] % self.may_join == 0
+
+    @cached_property
+    def joined(self) -> int:
+        """How many rows of the call are one row of the kernel."""
+        joined, lead = self.may_join, self.call.lead
+        if joined == 1 or self.copied or lead[-1] % joined:
+            return 1
+        rows = [t for name, t in self.tensors.items() if self.specs[name].role is Role.ROW]
+        whole = [t.is_contiguous() and t.shape[:-1] == lead for t in (*rows, *self.outs)]
+        is_aligned = all(whole) and self._aligned(self.specialization.joined) == ACCESS_BYTES
+        return joined if is_aligned else 1
+
+    @property
+    def graph(self) -> Graph:
+        """What the kernel computes of a row, which may be several rows of the call."""
+        return self.specialization.graph if self.joined == 1 else self.specialization.joined
+
+    def _aligned(self, graph: Graph) -> int:
+        """`Target.align`, of this graph."""
+        vectors = [
+            (as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name], i)
+            for i in graph.inputs
+            if i.role is Role.ROW or is_vector(graph, i)
+        ]
+        results = zip(self.specialization.traced.outputs, self.outs, strict=False)
+        written = {result.name: out for result, out in results}
+        rows = [o for o in graph.outputs if o.is_row and o.over is None]
+        vectors += [(written.get(o.name), o) for o in rows]
+        if graph is not self.specialization.graph:  # whose rows are several of the call
+            vectors = [(t if t is None else t.view(-1, graph.n), each) for t, each in vectors]
+        return alignment(graph, vectors)
+
     @cached_property
     def is_flat(self) -> bool:
         """Whether there are several leading dimensions, and all tensors' rows are as those of one.
@@ -115,27 +160,20 @@ class Request:
 
     def target(self, arch: Arch) -> Target:
         """What plans are made for."""
-        graph, specs = self.specialization.graph, self.specs
-        vectors = [
-            (as_copied(self.tensors[i.name]) if i.name in self.copied else self.tensors[i.name], i)
-            for i in graph.inputs
-            if i.role is Role.ROW or is_vector(graph, i)
-        ]
-        results = [result.name for result in self.specialization.traced.outputs]
-        written = dict(zip(results, self.outs, strict=False))
-        rows = [o for o in graph.outputs if o.is_row and o.over is None]
-        vectors += [(written.get(o.name), o) for o in rows]
+        specs, graph, joined = self.specs, self.graph, self.joined
+        results = self.specialization.traced.outputs
         repeated = {n: own_dimensions(specs[n], t, self.call.lead) for n, t in self.tensors.items()}
         return Target(
             n=graph.n,
             arch=arch,
-            align=alignment(graph, vectors),
+            align=self._aligned(graph),
             fastmath=self.fastmath,
             lead=len(self.call.lead),
             flat=self.is_flat,
             broadcast=tuple((n, own) for n, own in repeated.items() if own is not None),
-            aliases=tuple((results[k], name) for k, name in self.aliases),
-            rows=rows_like(self.rows)[0],
+            aliases=tuple((results[k].name, name) for k, name in self.aliases),
+            rows=rows_like(self.rows // joined)[0],
+            joined=joined,
         )
 
     def plans(self, arch: Arch) -> list[Plan]:
@@ -145,7 +183,7 @@ class Request:
                 f"{self.signature.name} has products with matrices, whose tiles follow from the "
                 "number of rows, or from tune: there are no plans to ask for"
             )
-        return plans_for(self.specialization.graph, self.target(arch), self.wanted)
+        return plans_for(self.graph, self.target(arch), self.wanted)
 
     def lower(self, arch: Arch, gpu: torch.device | None = None) -> Lowered:
         """The kernel's text. A plan that was tuned on `gpu` goes before the default one."""
@@ -212,7 +250,7 @@ def prepare(
         outputs=request.specialization.shapes(request.call.lead, request.call.length),
         structure=lowered.graph.structure,
         device=device,
-        is_widest=target.align == ACCESS_BYTES,
+        is_widest=target.align == ACCESS_BYTES and not request.misses_join,
         workspace=workspace_bytes(lowered.plan),
         sums=tuple(k for k, each in enumerate(lowered.traced.outputs) if each.over is Op.SUM),
     )

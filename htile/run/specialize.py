@@ -19,6 +19,7 @@ from ..frontend.roles import Call, Spec
 from ..frontend.tensor import internal
 from ..frontend.trace import trace
 from ..lower import run_passes
+from ..lower.joining import joined, rows_together
 
 MAX_SPECIALIZATIONS = 256  # that one function remembers
 WARN_SPECIALIZATIONS = 8  # values of one static parameter, from which on a warning is due
@@ -41,6 +42,16 @@ class Specialization:
     def has_products(self) -> bool:
         """Whether rows are multiplied by matrices, so that there may be several kernels."""
         return Op.MATMUL in [node.op for node in self.traced]
+
+    @cached_property
+    def together(self) -> int:
+        """How many rows are one where they follow each other in memory; 1 if none may be."""
+        return 1 if self.has_products else rows_together(self.graph)
+
+    @cached_property
+    def joined(self) -> Graph:
+        """The graph of so many rows as one."""
+        return joined(self.graph, self.together)
 
     def shapes(
         self, lead: tuple[int, ...], length: int | None = None

@@ -87,8 +87,9 @@ def _of_rows(
     def launcher(lowered: Lowered) -> Callable[[], object]:
         return functools.partial(run, prepare(request, device, lowered=lowered), whole)
 
+    rows = request.rows // request.joined
     return search.tune(
-        plans, wanted, device, request.rows, lower, launcher, seconds, numerics, progress
+        plans, wanted, device, rows, lower, launcher, seconds, numerics, progress
     )
 
 

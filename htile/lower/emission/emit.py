@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 
-from ...frontend.graph import Graph, Input, Output, Role, tensor_dtype
+from ...frontend.graph import Input, Output, Role, tensor_dtype
 from ...frontend.ops import dtype_name
 from ..over_rows import TURNS
 from ..plan import Plan
@@ -44,15 +44,17 @@ def emit(plan: Plan) -> str:
     if plan.graph.over_rows:
         parts.insert(2, combining_kernel(plan, names))
     text = "\n\n\n".join("\n".join(part) for part in parts)
-    return "\n".join(_docstring(plan.graph) + _imports(text)) + "\n\n" + text + "\n"
+    return "\n".join(_docstring(plan) + _imports(text)) + "\n\n" + text + "\n"
 
 
-def _docstring(graph: Graph) -> list[str]:
+def _docstring(plan: Plan) -> list[str]:
+    graph, joined = plan.graph, plan.target.joined
     takes, gives = (
         ", ".join(dict.fromkeys(f"{each.name} {dtype_name(tensor_dtype(each))}" for each in some))
         for some in (graph.inputs, graph.outputs)
     )
     title = f'"""{graph.name}: one row of N {graph.length_text}'
+    title += f", which is {joined} rows of {graph.n // joined}" if joined > 1 else ""
     return [f"{title}.", "", *textwrap.wrap(f"{takes} -> {gives}", WIDTH), '"""', ""]
 
 
@@ -64,7 +66,10 @@ def _imports(text: str) -> list[str]:
     types.sort(key=lambda t: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", t)])
     verbs = ("ElementwiseLoader", "GlobalToRegLoader", "ElementwiseStorer")
     dataflow = ["ElementwiseKernelContext", *(name for name in verbs if f"{name}(" in text)]
-    views = ("as_row_values", "as_rows", "expand", "make_fake_tensor", "table_of", "view_of")
+    views = (
+        "as_joined_rows", "as_row_values", "as_rows", "expand", "make_fake_tensor", "table_of",
+        "view_of",
+    )  # fmt: skip
     loops = ["RowLoop"] if "RowLoop(" in text else []
     loops += ["RowsAhead"] if "RowsAhead(" in text else []
     utils = [u for u in views if f"{u}(" in called]

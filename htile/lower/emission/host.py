@@ -74,7 +74,8 @@ def row_tensors(plan: Plan, names: Names) -> list[str]:
 
 def fake_arguments(plan: Plan, names: Names) -> list[str]:
     """What stands for the tensors when the host function is compiled."""
-    graph, n, count = plan.graph, plan.graph.n, plan.target.lead
+    graph, count, joined = plan.graph, plan.target.lead, plan.target.joined
+    n = graph.n // joined
     sizes = ["m"] if count == 1 else [f"m{k}" for k in range(count)]
     whole = str(n) if graph.multiple is None else "n"
     args = []
@@ -111,15 +112,21 @@ def fake_arguments(plan: Plan, names: Names) -> list[str]:
             is_row &= inner != ()  # else its kernel takes its shape from one value of each row
             has = own_dimensions(plan, a) or (True,) * len(sizes)
             lead = [m if own else "1" for m, own in zip(sizes, has, strict=True) if own is not None]
+            inner = (n,) if joined > 1 else inner
             shape = [*lead, *map(str, inner)]
             last = [str(divisibility)] if is_row else ["any_stride=True"]
+            if joined > 1:  # contiguous rows, of which only the first is aligned
+                align = divisibility * tensor_dtype(a).itemsize
+                outer = "cute.sym_int64(), " * (count - 1)
+                last = [f"align={align}", f"stride=({outer}{n}, 1)"]
             args.append(f"make_fake_tensor({', '.join([dtype, tuple_of(shape), *last])})")
     if graph.over_rows:
         args.append(f"make_fake_tensor(Int8, ({workspace_bytes(plan)},), align=16)")
     return [
         "def fake_arguments():",
         '    """What stands for the tensors when the kernel is compiled."""',
-        *(f"    {m} = cute.sym_int()" for m in sizes),
+        *(f"    {m} = cute.sym_int()" for m in sizes[: None if joined == 1 else -1]),
+        *([f"    {sizes[-1]} = cute.sym_int(divisibility={joined})"] if joined > 1 else []),
         *([f"    n = cute.sym_int({_multiple(graph)})"] if graph.multiple is not None else []),
         *wrapped_call("    return (", args, ")" if len(args) > 1 else ",)"),
     ]

@@ -120,10 +120,13 @@ def _collapse(plan: Plan, names: Names, argument: Input | Output) -> list[str]:
     is_row, inner = row_shape(plan.graph, argument)
     if inner is None or (isinstance(argument, Output) and argument.over is not None):
         return []
+    name = names.tensors[argument]
+    if plan.target.joined > 1:
+        args = name, str(plan.target.joined), str(plan.numerics.vec_size)
+        return [f"    {name} = as_joined_rows({', '.join(args)})"]
     own = own_dimensions(plan, argument)
     if plan.target.lead == 1 and own is None and (is_row or not inner):
         return []
-    name = names.tensors[argument]
     args = [name] if is_row else [name, str(len(inner))]
     args += [] if own is None else ["lead", tuple_of(map(str, own))]
     args += ["flat=True"] if plan.target.flat else []

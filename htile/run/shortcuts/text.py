@@ -274,10 +274,13 @@ class Writer:
 
     def rows_read(self) -> list[str]:
         """Lines that read how many rows there are, and leave if kernel or results have others."""
-        fewest, beyond = rows_like(self.first.rows)
+        joined, may_join = self.first.joined, self.first.may_join
+        fewest, beyond = (rows * joined for rows in rows_like(self.first.rows // joined))
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
         wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"] if self.sizes else []
+        if may_join > joined:  # other numbers of rows may be joined, by another kernel
+            wrong.append(f"{self.sizes[-1]} % {may_join} == 0")
         if self.graph.multiple is not None:
             lines.append("_n = _shape[-1]")
             wrong.append(of_other_bucket("_n", self.first.call, self.first.specialization.traced))

@@ -1,0 +1,59 @@
+"""Many rows with several of them as one, of functions that compute each element by itself.
+
+Where a row is no multiple of 16 bytes long, its vectors are short, or single elements. But where
+nothing depends on a row or on a column, rows that follow each other in memory may as well be one
+row: eight rows of 67 elements are one of 536, which is whole vectors of 8 elements. So a kernel for
+such a function takes as many rows together as make vectors whole.
+
+It does so for many rows only. Few rows wait for memory, and are the quicker the more threads have
+them. Rows that are shifted (`vectors.is_shifted`) have long vectors by themselves. Joined,
+they took as long in the mean of 44 cells (one H200, 2026-11-29).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from ..frontend.dynamic import ACCESS_BYTES
+from ..frontend.graph import Graph, Role, verify
+from ..frontend.ops import ELEMENTWISE, Op
+from .reductions import VERY_LONG_N
+from .vectors import vector_size
+
+OF_ALL = (Role.SCALAR, Role.DEVICE_SCALAR)  # what is the same in each row and column
+
+
+def rows_together(graph: Graph) -> int:
+    """How many rows of a placed graph are one where there are many; 1 where each is by itself.
+
+    They are the fewest that have longer vectors than one row has, as long as vectors can be. It is
+    1 where the joined row would be very long.
+    """
+    if graph.multiple is not None or graph.n == 1 or not _is_of_elements(graph):
+        return 1
+    vec = vector_size(joined(graph, ACCESS_BYTES))  # of rows that any vector divides
+    rows = 1 if vector_size(graph) >= vec else vec // gcd(graph.n, vec)
+    return rows if rows * graph.n <= VERY_LONG_N else 1
+
+
+def joined(graph: Graph, rows: int) -> Graph:
+    """The graph of rows that are so many times as long."""
+    whole = (graph.n * rows,)
+    nodes = tuple(
+        replace(node, value=replace(node.value, inner=whole)) if node.value.spread else node
+        for node in graph
+    )
+    outputs = tuple(replace(output, inner=whole) for output in graph.outputs)
+    found = replace(graph, n=graph.n * rows, nodes=nodes, outputs=outputs)
+    verify(found)
+    return found
+
+
+def _is_of_elements(graph: Graph) -> bool:
+    """Whether each element of the results depends on elements of the rows at its place alone."""
+    inputs = [i.role in OF_ALL or (i.role is Role.ROW and i.view is None) for i in graph.inputs]
+    outputs = [o.is_row and o.over is None and o.view is None for o in graph.outputs]
+    nodes = [node.op in ELEMENTWISE or node.op in (Op.INPUT, Op.CONST) for node in graph]
+    ends = [i.end is None for i in graph.inputs]
+    return all(inputs + outputs + nodes + ends) and any(i.role is Role.ROW for i in graph.inputs)

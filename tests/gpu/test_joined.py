@@ -1,0 +1,73 @@
+"""Several rows as one on the GPU (htile.lower.joining): each call is right after any other."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.testing import assert_close
+
+from .matrix import BF16, F32, assert_same_bits, job, rows_of, run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
+
+M = 1024  # so many rows are joined
+LENGTHS = (67, BF16), (1002, BF16), (131, F32)
+
+
+@htile.rowwise
+def gated(x, y, scale: float = 0.5):
+    return F.silu(x) * y * scale, torch.where(y > 0, x, 0.0).abs()
+
+
+def ways(n, dtype, device):
+    """Arguments whose rows lie in memory in one way or another. The first three are joined."""
+
+    def drawn(*shape):
+        return torch.randn(*shape, n, dtype=dtype, device=device)
+
+    wide = torch.randn(M, n + 1, dtype=dtype, device=device)
+    anywhere = torch.randn(M * n + 1, dtype=dtype, device=device)[1:].view(M, n)
+    yield drawn(M), drawn(M)
+    yield drawn(8 * M), drawn(8 * M)
+    yield drawn(16, 64), drawn(16, 64)
+    yield drawn(M + 3), drawn(M + 3)
+    yield drawn(3, 9), drawn(3, 9)
+    yield wide[:, :n], drawn(M)  # apart in memory
+    yield drawn(2 * M)[::2], drawn(M)
+    yield drawn(16, 128)[:, ::2], drawn(16, 64)
+    yield anywhere, drawn(M)
+    yield drawn(1).expand(M, n), drawn(M)
+    yield drawn(M, 1), drawn(1, 8)
+
+
+def jobs(arch):
+    for n, dtype in LENGTHS:
+        for args in ways(n, dtype, "cpu"):
+            yield job(gated, args, arch)
+        yield job(gated, [torch.empty(1, n, dtype=dtype) for _ in range(2)], arch)
+
+
+@pytest.mark.parametrize(("n", "dtype"), LENGTHS, ids=["67", "1002", "131 float32"])
+def test_rows_in_any_order_of_calls(n, dtype, device):
+    torch.manual_seed(n)
+    cases = [*ways(n, dtype, device)]
+    joined = [gated.inspect(*args).plan.target.joined for args in cases]
+    assert min(joined[:3]) > 1 == max(joined[3:])
+    for args in (*cases, *cases[::-1], cases[1]):  # shortcuts are there the second time
+        result = run(gated, *args)
+        assert_close(gated, result, *args)
+        if args[0].dim() == 2 and args[0].shape == args[1].shape:
+            alone = run(gated, *[a[3:4].contiguous() for a in args])
+            assert_same_bits(alone, rows_of(result, slice(3, 4)), "a row alone")
+
+
+@pytest.mark.parametrize(("n", "dtype"), LENGTHS, ids=["67", "1002", "131 float32"])
+def test_rows_in_place(n, dtype, device):
+    torch.manual_seed(n)
+    for _ in range(2):
+        for args in [*ways(n, dtype, device)][:4]:
+            expected = run(gated, *args)
+            outs = tuple(a.clone() for a in args)
+            assert gated(*outs, out=outs) is outs
+            assert_same_bits(outs, expected)

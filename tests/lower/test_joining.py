@@ -1,0 +1,157 @@
+"""Functions that compute each element by itself take several of many rows as one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import htile
+from htile.frontend.dynamic import ACCESS_BYTES
+from htile.frontend.reference import evaluate
+from htile.lower.joining import joined, rows_together
+from tests.request_of import request_of
+
+BF16, F32 = torch.bfloat16, torch.float32
+M = 4096  # many rows
+
+
+@htile.rowwise
+def gated(x, y, scale: float = 0.5):
+    return F.silu(x) * y * scale, torch.where(y > 0, x, torch.zeros_like(x))
+
+
+@htile.rowwise
+def widened(x):
+    return x.float() ** 2
+
+
+def rows(n, *lead, dtype=BF16, count=2):
+    return [torch.empty(*(lead or (M,)), n, dtype=dtype, device="meta") for _ in range(count)]
+
+
+def graph_of(f, *args):
+    return request_of(f, args).specialization.graph
+
+
+# Lengths whose vectors are shorter than 16 bytes, and how many such rows are whole vectors.
+@pytest.mark.parametrize(
+    ("n", "dtype", "expected"),
+    [
+        (67, BF16, 8), (66, BF16, 4), (68, BF16, 2), (72, BF16, 1), (2, BF16, 4), (1, BF16, 1),
+        (255, BF16, 8), (1002, BF16, 4), (1004, BF16, 2), (67, F32, 4), (1001, F32, 4),
+        (1002, F32, 2), (1004, F32, 1), (131073, F32, 1),
+    ],
+)  # fmt: skip
+def test_the_fewest_rows_that_are_whole_vectors(n, dtype, expected):
+    assert request_of(gated, rows(n, dtype=dtype)).joined == expected
+    assert n * expected % (ACCESS_BYTES // dtype.itemsize) == 0 or expected == 1
+
+
+def test_shifted_rows_stay_by_themselves():
+    assert rows_together(graph_of(gated, *rows(1001))) == 1
+
+
+def test_the_widest_element_says_how_long_a_vector_is():
+    assert request_of(widened, rows(67, count=1)).joined == 4  # the result is float32
+
+
+@htile.rowwise
+def with_column(x, w):
+    return x * w
+
+
+@htile.rowwise
+def with_value(x, s: htile.PerRow):
+    return x * s
+
+
+@htile.rowwise
+def with_place(x):
+    return x * torch.arange(x.shape[-1])
+
+
+@htile.rowwise
+def with_sum(x):
+    return x - x.sum()
+
+
+@htile.rowwise
+def with_neighbour(x):
+    return x + x.roll(1, -1)
+
+
+@htile.rowwise
+def with_halves(x):
+    a, b = x.chunk(2, -1)
+    return a * b
+
+
+@htile.rowwise
+def with_one_number(x):
+    return x * 2, x[0]
+
+
+@pytest.mark.parametrize(
+    ("f", "more"),
+    [
+        (with_column, lambda n: [torch.empty(n, device="meta")]),
+        (with_value, lambda n: [torch.empty(M, device="meta")]),
+        (with_place, lambda n: []),
+        (with_sum, lambda n: []),
+        (with_neighbour, lambda n: []),
+        (with_halves, lambda n: []),
+        (with_one_number, lambda n: []),
+    ],
+    ids=lambda f: getattr(f, "__name__", ""),
+)
+def test_whatever_hangs_on_a_row_or_a_column_is_not_joined(f, more):
+    n = 66 if f is with_halves else 67
+    request = request_of(f, (*rows(n, count=1), *more(n)))
+    assert request.may_join == 1 and request.joined == 1
+
+
+def test_only_many_rows_that_follow_each_other():
+    whole = rows(67)
+    assert request_of(gated, whole).joined == 8
+    assert request_of(gated, [t.view(8, -1, 67) for t in whole]).joined == 8
+    for args in (
+        rows(67, 1016),  # few rows
+        rows(67, M + 4),  # no multiple of 8
+        rows(67, 1024, 4),
+        [rows(68)[0][:, :67], whole[1]],  # apart in memory
+        [rows(67, 2 * M)[0][::2], whole[1]],
+        [rows(67, 1)[0].expand(M, -1), whole[1]],
+        [rows(67, 1)[0], whole[1]],
+        [torch.empty(67, M, dtype=BF16, device="meta").t(), whole[1]],
+    ):
+        assert request_of(gated, args).joined == 1, args[0].shape
+    beside = torch.empty(M * 67 + 1, dtype=BF16)[1:].view(M, 67)  # it begins anywhere
+    request = request_of(gated, (beside, beside))
+    assert request.joined == 1 and request.misses_join
+    out = (*rows(67, count=1), rows(68, count=1)[0][:, :67])
+    assert request_of(gated, whole, out).joined == 1
+    assert request_of(gated, whole, rows(67)).joined == 8
+    assert request_of(gated.with_plan(vec_size=1), whole).joined == 1
+
+
+@pytest.mark.parametrize("n", [66, 67, 1002])
+def test_the_graph_of_joined_rows_computes_the_same(n):
+    graph = graph_of(gated, *rows(n))
+    count = rows_together(graph)
+    longer = joined(graph, count)
+    x, y = (torch.randn(16, n) for _ in range(2))
+    expected = evaluate(graph, {"x": x, "y": y, "scale": 0.5}, (16,))
+    given = {"x": x.view(-1, n * count), "y": y.view(-1, n * count), "scale": 0.5}
+    found = evaluate(longer, given, (16 // count,))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.view(16, n), b)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("lead", [(M,), (64, 64)], ids=str)
+def test_its_kernel_moves_16_bytes_at_a_time(lead, arch):
+    kernel = gated.inspect(*rows(67, *lead), arch=arch)
+    assert kernel.plan.target.joined == 8 and kernel.plan.numerics.vec_size == 8
+    assert "8 rows of 67 are one" in kernel.plan_text
+    if arch == "sm_90a":
+        assert "ld.global.nc.v4" in kernel.ptx or "ld.global.v4" in kernel.ptx, kernel.ptx
+        assert "st.global.v4" in kernel.ptx
