@@ -32,8 +32,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--args", action="append", metavar="TEXT",
         help="its arguments, written as below; give it once for each kernel. A kernel is for one "
         "number of dimensions and any number of rows, but one row alone may have a kernel of its "
-        "own, and for N > 2048 so may 64, 256 and 1024 rows and more. Tensors begin at multiples "
-        "of 16 bytes",
+        "own, and for N > 2048 so may 64, 256 and 1024 rows and more. So may 1024 rows and more "
+        "of an elementwise function, if they are no multiple of 16 bytes. Tensors begin at "
+        "multiples of 16 bytes",
     )  # fmt: skip
     parser.add_argument(
         "--arch", action="append", metavar="NAME",

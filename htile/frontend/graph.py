@@ -239,12 +239,12 @@ class Graph:
         return self.multiple is None and self.n % step == 0
 
     def __getitem__(self, id: int) -> Node:
-        if id < 0:
-            raise KeyError(id)
         try:
-            return self.nodes[id]
-        except IndexError:
-            raise KeyError(id) from None
+            if id >= 0:
+                return self.nodes[id]
+        except (IndexError, TypeError):
+            pass
+        raise KeyError(id)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

@@ -42,8 +42,9 @@ def describe(plan: Plan) -> str:
 def describe_traffic(plan: Plan) -> str:
     """The bytes that move, as a line."""
     read, written = plan.bytes_per_row()
-    traffic = f"traffic    {read} bytes read and {written} written a row"
-    if again := plan.bytes_read_again():
+    joined = plan.target.joined  # rows of the call, which are what is counted
+    traffic = f"traffic    {read // joined} bytes read and {written // joined} written a row"
+    if again := plan.bytes_read_again() // joined:
         traffic += f", {again} read again"
     if columns := sum(i.dtype.itemsize for i in plan.work.columns):
         traffic += f"; {plan.graph.n * columns} bytes that all rows share"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..build.arch import Arch, arch_of_capability
 from ..build.compile import load
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, LoweringError, UnsupportedError
 from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Role
 from ..frontend.ops import Op
@@ -97,31 +98,45 @@ class Request:
     def may_join(self) -> int:
         """How many rows are one where they follow each other in memory (htile.lower.joining).
 
-        It is 1 for few rows, and where a plan is wanted.
+        It is 1 for few rows.
         """
-        is_many = self.rows >= ROWS[-1] and self.call.lead and not self.wanted
+        is_many = self.rows >= ROWS[-1] and self.call.lead
         return self.specialization.together if is_many else 1
-
-    @property
-    def misses_join(self) -> bool:
-        """Whether rows are not joined only because of where they lie in memory."""
-        return self.may_join > self.joined and self.call.lead[-1] % self.may_join == 0
 
     @cached_property
     def joined(self) -> int:
-        """How many rows of the call are one row of the kernel."""
+        """How many rows of the call are one row of the kernel, if it has a plan that is wanted."""
         joined, lead = self.may_join, self.call.lead
-        if joined == 1 or self.copied or lead[-1] % joined:
+        if joined == 1 or self.copied or lead[-1] % joined or self.repeats or self.scattered:
             return 1
-        rows = [t for name, t in self.tensors.items() if self.specs[name].role is Role.ROW]
-        whole = [t.is_contiguous() and t.shape[:-1] == lead for t in (*rows, *self.outs)]
-        is_aligned = all(whole) and self._aligned(self.specialization.joined) == ACCESS_BYTES
+        is_aligned = self._aligned(self.specialization.joined_graph) == ACCESS_BYTES
         return joined if is_aligned else 1
 
     @property
-    def graph(self) -> Graph:
-        """What the kernel computes of a row, which may be several rows of the call."""
-        return self.specialization.graph if self.joined == 1 else self.specialization.joined
+    def repeats(self) -> bool:
+        """Whether the rows of an argument repeat over a leading dimension."""
+        rows = (t for name, t in self.tensors.items() if self.specs[name].role is Role.ROW)
+        return any([t.shape[:-1] != self.call.lead for t in rows])
+
+    @property
+    def scattered(self) -> tuple[str, ...]:
+        """The names of arguments and results whose rows do not follow each other in memory."""
+        rows = {n: t for n, t in self.tensors.items() if self.specs[n].role is Role.ROW}
+        results = zip(self.specialization.traced.outputs, self.outs, strict=False)
+        rows |= {result.name: out for result, out in results}
+        return tuple(name for name, tensor in rows.items() if not tensor.is_contiguous())
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether rows are not joined only because of the addresses at which tensors begin."""
+        rows = self.may_join
+        if rows == self.joined or self.call.lead[-1] % rows:
+            return False
+        return not (self.copied or self.repeats or self.scattered)
+
+    def graph(self, joined: int) -> Graph:
+        """What a kernel computes of so many rows."""
+        return self.specialization.graph if joined == 1 else self.specialization.joined_graph
 
     def _aligned(self, graph: Graph) -> int:
         """`Target.align`, of this graph."""
@@ -158,9 +173,9 @@ class Request:
             for name, tensor in of_rows
         )
 
-    def target(self, arch: Arch) -> Target:
-        """What plans are made for."""
-        specs, graph, joined = self.specs, self.graph, self.joined
+    def target(self, arch: Arch, joined: int = 1) -> Target:
+        """What plans are made for that take so many rows as one."""
+        specs, graph = self.specs, self.graph(joined)
         results = self.specialization.traced.outputs
         repeated = {n: own_dimensions(specs[n], t, self.call.lead) for n, t in self.tensors.items()}
         return Target(
@@ -183,7 +198,14 @@ class Request:
                 f"{self.signature.name} has products with matrices, whose tiles follow from the "
                 "number of rows, or from tune: there are no plans to ask for"
             )
-        return plans_for(self.graph, self.target(arch), self.wanted)
+        if self.joined > 1:
+            with suppress(LoweringError if self.wanted else ()):
+                return self._plans(arch, self.joined)
+        return self._plans(arch, 1)
+
+    def _plans(self, arch: Arch, joined: int) -> list[Plan]:
+        """Every plan that takes so many rows as one."""
+        return plans_for(self.graph(joined), self.target(arch, joined), self.wanted)
 
     def lower(self, arch: Arch, gpu: torch.device | None = None) -> Lowered:
         """The kernel's text. A plan that was tuned on `gpu` goes before the default one."""
@@ -202,6 +224,7 @@ class Launch(NamedTuple):
         any alignment, so it must not be the one that is tried first.
     workspace: bytes of memory that the kernel needs beside, for parts of results over all rows.
     sums: which outputs are sums over all rows.
+    joined: how many rows of a call are one row of the kernel.
     """
 
     kernel: Callable | None
@@ -213,6 +236,7 @@ class Launch(NamedTuple):
     is_widest: bool
     workspace: int = 0
     sums: tuple[int, ...] = ()
+    joined: int = 1
 
 
 def prepare(
@@ -250,7 +274,8 @@ def prepare(
         outputs=request.specialization.shapes(request.call.lead, request.call.length),
         structure=lowered.graph.structure,
         device=device,
-        is_widest=target.align == ACCESS_BYTES and not request.misses_join,
+        is_widest=target.align == ACCESS_BYTES and not request.begins_anywhere,
+        joined=target.joined,
         workspace=workspace_bytes(lowered.plan),
         sums=tuple(k for k, each in enumerate(lowered.traced.outputs) if each.over is Op.SUM),
     )

@@ -222,10 +222,9 @@ class Runner(Operation):
         request = replace(self.request(values, lead), specialization=of)
         if self.like is None:
             return request
-        like = replace(request, specialization=self.like)
-        if like.joined > 1:  # nothing is reduced, so bits hang on no numerics
+        usual = replace(request, specialization=self.like).lower(arch, gpu).plan
+        if usual.target.joined > 1:  # nothing is reduced, so bits hang on no numerics
             return request
-        usual = like.lower(arch, gpu).plan
         return replace(request, wanted={**self.wanted, **usual.numerics.properties()})
 
     def kernel(

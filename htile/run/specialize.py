@@ -49,7 +49,7 @@ class Specialization:
         return 1 if self.has_products else rows_together(self.graph)
 
     @cached_property
-    def joined(self) -> Graph:
+    def joined_graph(self) -> Graph:
         """The graph of so many rows as one."""
         return joined(self.graph, self.together)
 

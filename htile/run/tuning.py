@@ -80,6 +80,7 @@ def _of_rows(
 ) -> search.Tuned:  # fmt: skip
     """What is found for the kernel of one request, which has no products."""
     plans, copied = request.plans(_arch(device)), request.copied
+    rows = request.rows // plans[0].target.joined
     whole = tuple(v.contiguous() if n in copied else v for n, v in request.given.items())
     request = replace(request, values=whole)
     lower = functools.partial(printed, request.specialization.traced)
@@ -87,7 +88,6 @@ def _of_rows(
     def launcher(lowered: Lowered) -> Callable[[], object]:
         return functools.partial(run, prepare(request, device, lowered=lowered), whole)
 
-    rows = request.rows // request.joined
     return search.tune(
         plans, wanted, device, rows, lower, launcher, seconds, numerics, progress
     )

@@ -1,13 +1,18 @@
 """Functions that compute each element by itself take several of many rows as one."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import htile
+from htile.build.arch import arch_named
 from htile.frontend.dynamic import ACCESS_BYTES
 from htile.frontend.reference import evaluate
 from htile.lower.joining import joined, rows_together
+from htile.run.launch import Launch
+from htile.run.shortcuts.shortcut import CallWriter, _shortcut
 from tests.request_of import request_of
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -126,11 +131,98 @@ def test_only_many_rows_that_follow_each_other():
         assert request_of(gated, args).joined == 1, args[0].shape
     beside = torch.empty(M * 67 + 1, dtype=BF16)[1:].view(M, 67)  # it begins anywhere
     request = request_of(gated, (beside, beside))
-    assert request.joined == 1 and request.misses_join
+    assert request.joined == 1 and request.begins_anywhere
     out = (*rows(67, count=1), rows(68, count=1)[0][:, :67])
     assert request_of(gated, whole, out).joined == 1
     assert request_of(gated, whole, rows(67)).joined == 8
-    assert request_of(gated.with_plan(vec_size=1), whole).joined == 1
+
+
+def test_a_plan_that_is_wanted():
+    """It takes rows together if such a plan does. So what a kernel shows can be wanted again."""
+    args = rows(67)
+    plan = gated.inspect(*args).plan
+    assert plan.target.joined == 8
+    again = gated.with_plan(**plan.properties()).inspect(*args).plan
+    assert again.target.joined == 8 and again.properties() == plan.properties()
+    single = gated.with_plan(vec_size=1).inspect(*args).plan
+    assert single.target.joined == 1 and single.numerics.vec_size == 1
+    with pytest.raises(htile.LoweringError, match="vec_size can be 1"):
+        gated.with_plan(vec_size=7).inspect(*args)
+
+
+def test_elements_of_one_byte():
+    x = torch.empty(M, 67, dtype=torch.uint8, device="meta")
+    kernel = bits.inspect(x, x)
+    assert kernel.plan.target.joined == 16 and kernel.plan.numerics.vec_size == 16
+
+
+@htile.rowwise
+def bits(x, y):
+    return (x & y) | 1
+
+
+class Host:
+    """A launch that has been remembered, whose kernel notes that it ran."""
+
+    def __init__(self, f, *args):
+        request = request_of(f, args)
+        lowered = request.lower(arch_named("sm_90a"))
+        self.ran, target = 0, lowered.plan.target
+        self.launch = Launch(
+            self.kernel, lowered.source, (), (), lowered.graph.structure, torch.device("cpu"),
+            target.align == ACCESS_BYTES and not request.begins_anywhere, joined=target.joined,
+        )  # fmt: skip
+        watched = f._captures.watched()
+        self.call = _shortcut(CallWriter, request, None, f._captures, watched, self.launch)
+
+    def kernel(self, *tensors):
+        self.ran += 1
+
+    def takes(self, *args) -> bool:
+        self.ran = 0
+        self.call(*args)
+        return self.ran > 0
+
+
+def on_cpu(n, *lead):
+    """Tensors of so many rows, of which all but one leading dimension lie over each other."""
+    return torch.zeros(*lead, n, dtype=BF16)
+
+
+def test_which_calls_a_shortcut_takes():
+    """The host function refuses what is no multiple, or does not follow; the rest is up to it."""
+    joined = Host(gated, on_cpu(67, 1024), on_cpu(67, 1024))
+    assert joined.launch.joined == 8
+    assert joined.takes(on_cpu(67, 1032), on_cpu(67, 1032))
+    assert not joined.takes(on_cpu(67, 1016), on_cpu(67, 1016))  # few rows have another kernel
+    alone = Host(gated, on_cpu(67, 1025), on_cpu(67, 1025))
+    assert alone.launch.joined == 1
+    assert alone.takes(on_cpu(67, 1027), on_cpu(67, 1027))
+    assert not alone.takes(on_cpu(67, 1024), on_cpu(67, 1024))
+    apart = Host(gated, on_cpu(68, 1024)[:, :67], on_cpu(67, 1024))
+    assert apart.takes(on_cpu(68, 1024)[:, :67], on_cpu(67, 1024))
+    assert not apart.takes(on_cpu(67, 1024), on_cpu(67, 1024))
+    repeated = Host(gated, on_cpu(67, 1), on_cpu(67, 1024))
+    assert repeated.takes(on_cpu(67, 1), on_cpu(67, 1024))
+    assert not repeated.takes(on_cpu(67, 1024), on_cpu(67, 1024))
+
+
+def test_a_shortcut_takes_no_more_rows_than_a_kernel_counts():
+    lead = 1 << 13, 1 << 13
+    request = request_of(doubled, (torch.empty(*lead, 2, dtype=BF16, device="meta"),))
+    assert request.joined == 4
+    lowered = request.lower(arch_named("sm_90a"))
+    launch = Launch(print, lowered.source, (), (), None, torch.device("meta"), True, joined=4)
+    watched = doubled._captures.watched()
+    writer = CallWriter(request, None, doubled._captures, watched, launch)
+    (test,) = [line for line in writer.rows_read() if line.startswith("if")]
+    found = [int(number) for number in re.findall(r"\b\d+\b", test.split(":")[0])]
+    assert max(found) == 2**31, test
+
+
+@htile.rowwise
+def doubled(x):
+    return x * 2
 
 
 @pytest.mark.parametrize("n", [66, 67, 1002])
@@ -146,7 +238,7 @@ def test_the_graph_of_joined_rows_computes_the_same(n):
         assert torch.equal(a.view(16, n), b)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("lead", [(M,), (64, 64)], ids=str)
 def test_its_kernel_moves_16_bytes_at_a_time(lead, arch):
     kernel = gated.inspect(*rows(67, *lead), arch=arch)

@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from ...frontend.dynamic import of_other_bucket
 from ...frontend.graph import Output, Role
 from ...frontend.roles import Spec
-from ...lower.plan import rows_like
-from ..launch import Launch, Request, copied
+from ...lower.plan import ROWS, rows_like
+from ..launch import MAX_ROWS, Launch, Request, copied
 
 # The exceptions by which the host function and the conversion of a tensor refuse. A launch that
 # fails counts as refused too: the long way launches again, and raises.
@@ -274,13 +274,15 @@ class Writer:
 
     def rows_read(self) -> list[str]:
         """Lines that read how many rows there are, and leave if kernel or results have others."""
-        joined, may_join = self.first.joined, self.first.may_join
-        fewest, beyond = (rows * joined for rows in rows_like(self.first.rows // joined))
+        joined, may_join = self.launch.joined, self.first.may_join
+        fewest, beyond = rows_like(self.first.rows // joined)
+        if joined > 1:  # a call of fewer rows, or of more than a kernel counts, is of another kind
+            fewest, beyond = max(fewest * joined, ROWS[-1]), min(beyond * joined, MAX_ROWS + 1)
         lines = [f"_shape = {self.like}.shape"]
         lines += [f"{size} = _shape[{k}]" for k, size in enumerate(self.sizes)]
         wrong = [f"not {fewest} <= {' * '.join(self.sizes)} < {beyond}"] if self.sizes else []
-        if may_join > joined:  # other numbers of rows may be joined, by another kernel
-            wrong.append(f"{self.sizes[-1]} % {may_join} == 0")
+        if may_join > joined:  # rows that may be joined have another kernel
+            wrong += self._joinable(may_join)
         if self.graph.multiple is not None:
             lines.append("_n = _shape[-1]")
             wrong.append(of_other_bucket("_n", self.first.call, self.first.specialization.traced))
@@ -294,6 +296,18 @@ class Writer:
             pairs = zip(free, self.changing[name], strict=True)
             wrong += [f"{name}.shape[{k}] != {size}" for k, size in pairs]
         return [*lines, f"if {' or '.join(wrong)}:", *self.miss]
+
+    def _joinable(self, rows: int) -> list[str]:
+        """The test that so many rows may be one, which those of the first call may not, as text.
+
+        Arguments that repeat are told by their sizes.
+        """
+        first = self.first
+        if first.call.lead[-1] % rows:
+            return [f"{self.sizes[-1]} % {rows} == 0"]
+        names = dict(zip((o.name for o in self.outputs), self.written, strict=False))
+        apart = [names.get(name, name) for name in first.scattered]
+        return [] if first.repeats or not apart else [f"{apart[0]}.is_contiguous()"]
 
     def workspace(self) -> list[str]:
         """The line that makes memory for parts of results over all rows, if there are any.
