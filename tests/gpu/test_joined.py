@@ -8,10 +8,12 @@ import htile
 from htile.testing import assert_close
 
 from .matrix import BF16, F32, assert_same_bits, job, rows_of, run
+from .test_out import compile_in_place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
 
 M = 1024  # so many rows are joined
+IN_PLACE = 4  # so many of `ways` are computed in place, too
 LENGTHS = (67, BF16), (1002, BF16), (131, F32)
 
 
@@ -45,6 +47,8 @@ def jobs(arch):
     for n, dtype in LENGTHS:
         for args in ways(n, dtype, "cpu"):
             yield job(gated, args, arch)
+        for args in [*ways(n, dtype, "cpu")][:IN_PLACE]:
+            yield compile_in_place(gated, args, (0, 1), arch)
         yield job(gated, [torch.empty(1, n, dtype=dtype) for _ in range(2)], arch)
 
 
@@ -66,7 +70,7 @@ def test_rows_in_any_order_of_calls(n, dtype, device):
 def test_rows_in_place(n, dtype, device):
     torch.manual_seed(n)
     for _ in range(2):
-        for args in [*ways(n, dtype, device)][:4]:
+        for args in [*ways(n, dtype, device)][:IN_PLACE]:
             expected = run(gated, *args)
             outs = tuple(a.clone() for a in args)
             assert gated(*outs, out=outs) is outs
