@@ -6,8 +6,8 @@ row: eight rows of 67 elements are one of 536, which is whole vectors of 8 eleme
 such a function takes as many rows together as make vectors whole.
 
 It does so for many rows only. Few rows wait for memory, and are the quicker the more threads have
-them. Rows that are shifted (`vectors.is_shifted`) have long vectors by themselves. Joined,
-they took as long in the mean of 44 cells (one H200, 2026-11-29).
+them. Rows that are shifted (`vectors.is_shifted`) have long vectors by themselves. Joined, they
+took as long in the mean of 44 cells (one H200, 2026-11-29).
 """
 
 from __future__ import annotations

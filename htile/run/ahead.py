@@ -69,10 +69,10 @@ class Ahead:
         It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
         of leading dimensions, the dimensions that repeat, and the alignment of these tensors. It
         serves any number of rows, with an exception: one row alone may have a kernel of its own,
-        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. Where each
-        element is computed by itself and rows are no multiple of 16 bytes, 1024 rows or more whose
-        number is a multiple of 2, 4, 8 or 16 have kernels that take so many rows as one. With
-        `dynamic_n=True` it serves every N of the bucket.
+        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. Where each element is
+        computed by itself and rows are no multiple of 16 bytes, 1024 rows or more whose number is a
+        multiple of 2, 4, 8 or 16 have kernels that take so many rows as one. With `dynamic_n=True`
+        it serves every N of the bucket.
 
         The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
         of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a

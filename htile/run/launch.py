@@ -119,12 +119,10 @@ class Request:
         return any([t.shape[:-1] != self.call.lead for t in rows])
 
     @property
-    def scattered(self) -> tuple[str, ...]:
-        """The names of arguments and results whose rows do not follow each other in memory."""
-        rows = {n: t for n, t in self.tensors.items() if self.specs[n].role is Role.ROW}
-        results = zip(self.specialization.traced.outputs, self.outs, strict=False)
-        rows |= {result.name: out for result, out in results}
-        return tuple(name for name, tensor in rows.items() if not tensor.is_contiguous())
+    def scattered(self) -> list[torch.Tensor]:
+        """The arguments and results whose rows do not follow each other in memory."""
+        rows = [t for name, t in self.tensors.items() if self.specs[name].role is Role.ROW]
+        return [t for t in (*rows, *self.outs) if not t.is_contiguous()]
 
     @property
     def begins_anywhere(self) -> bool:

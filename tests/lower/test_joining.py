@@ -225,6 +225,18 @@ def doubled(x):
     return x * 2
 
 
+@htile.rowwise
+def named(x):
+    return {"x": x * 2}
+
+
+def test_a_result_with_the_name_of_an_argument():
+    apart, whole = rows(68, count=1)[0][:, :67], rows(67, count=1)[0]
+    assert request_of(named, (apart,), (whole,)).joined == 1
+    assert request_of(named, (whole,), (apart,)).joined == 1
+    assert request_of(named, (whole,), (whole,)).joined == 8
+
+
 @pytest.mark.parametrize("n", [66, 67, 1002])
 def test_the_graph_of_joined_rows_computes_the_same(n):
     graph = graph_of(gated, *rows(n))

@@ -305,8 +305,8 @@ class Writer:
         first = self.first
         if first.call.lead[-1] % rows:
             return [f"{self.sizes[-1]} % {rows} == 0"]
-        names = dict(zip((o.name for o in self.outputs), self.written, strict=False))
-        apart = [names.get(name, name) for name in first.scattered]
+        scattered = {*map(id, first.scattered)}
+        apart = [name for name, tensor in self.guarded.items() if id(tensor) in scattered]
         return [] if first.repeats or not apart else [f"{apart[0]}.is_contiguous()"]
 
     def workspace(self) -> list[str]:
