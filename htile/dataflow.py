@@ -93,7 +93,7 @@ class ElementwiseKernelContext(RowReductions):
         self.extra_sX = tiles
         buffer, mbar_ptr = config.allocate_reduction_buffer_and_mbar(smem)
         self.reduction_buffer, self.mbar_ptr = buffer, mbar_ptr
-        self.staging = Staging(self) if config.shifted else None
+        self.staging = Staging(self)
 
         self.tXgX = self.partition_dest(self.partition_global(mX))
         has_tile = shared and turns == 1

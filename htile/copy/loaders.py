@@ -20,10 +20,12 @@ from htile.copy.shifted import (
     batches,
     memory_of,
     most_staged,
+    one_vector,
+    single,
 )
 from htile.copy.tile import RowTile
-from htile.copy.vector import are_one
-from htile.utils import Static, as_bytes, element_bits, expand
+from htile.copy.vector import are_one, vector_copy
+from htile.utils import Static, as_bytes, elem_pointer, element_bits, expand
 
 
 def as_fragment(ctx: RowTile, tile: cute.Tensor) -> cute.Tensor:
@@ -221,43 +223,51 @@ class ElementwiseStorer(Static):
         mO: cute.Tensor,
         y: cute.TensorSSA | Numeric | float,
         tile: cute.Tensor | None = None,
+        end: int | None = None,
     ) -> None:
         """Store a vector, or a scalar for the whole row, into this row of mO, as its dtype.
 
         tile: for a shifted row, a tile in shared memory whose elements have as many bytes, and of
             which each thread has read its own for the last time. The result takes its place.
+        end: the column from which on nothing is stored, because the rows of mO end there.
         """
         ctx, tXrO = self.ctx, as_stored(self.ctx, mO, y)
-        if ctx.config.shifted:
-            store_shifted(ctx, mO, tXrO, tile)
+        if ctx.config.shifted or (end is not None and end % ctx.vec_size):
+            store_shifted(ctx, mO, tXrO, tile, end)
             return
+        ctx = ctx.until(end)
         if has_one_a_group(mO):
             ctx.store_of_groups(mO, tXrO)
             return
         ctx.copy_row(tXrO, ctx.partition_dest(ctx.partition_global(mO)))
 
-    def keep(self, mO: cute.Tensor, tile: cute.Tensor | None = None) -> KeptRow:
+    def keep(
+        self, mO: cute.Tensor, tile: cute.Tensor | None = None, end: int | None = None
+    ) -> KeptRow:
         """Keep a result on chip until loops over chunks have made all of it. Its rows are shifted.
 
         tile: the tile or the fragment of a row that no thread reads after it has made the same
             chunk of the result, and whose elements have as many bytes. The result takes its place.
             By default there is shared memory of its own.
+        end: as for `store`.
         """
-        return KeptRow(self.ctx, mO, tile)
+        return KeptRow(self.ctx, mO, tile, end)
 
 
 class KeptRow(Static):
     """A result of a row that loops over its chunks make, on chip until it is stored."""
 
-    def __init__(self, ctx: RowTile, mO: cute.Tensor, tile: cute.Tensor | None):
-        self.ctx, self.mO, self.row, self.fragment = ctx, mO, None, None
+    def __init__(
+        self, ctx: RowTile, mO: cute.Tensor, tile: cute.Tensor | None, end: int | None
+    ):
+        self.ctx, self.mO, self.end, self.row, self.fragment = ctx, mO, end, None, None
         if tile is not None and tile.memspace == cute.AddressSpace.rmem:
             self.fragment = cute.recast_tensor(as_bytes(tile), as_bytes(mO).element_type)
             return
         vectors = cute.size(ctx.tXcX, mode=[2]) * ctx.config.num_threads
         size = ctx.vec_size * element_bits(mO.element_type) // 8
         memory = memory_of(vectors, size) if tile is None else tile.iterator
-        self.row = StagedRow(ctx, mO, memory)
+        self.row = StagedRow(ctx, mO, memory, end=end)
 
     def put(self, chunk: RowTile, y: cute.TensorSSA | Numeric | float) -> None:
         """Put a vector, or a scalar for all of it, to the place of a chunk, as its dtype."""
@@ -271,19 +281,25 @@ class KeptRow(Static):
     def store(self) -> None:
         """Store the whole result. All threads have put it."""
         if self.fragment is not None:
-            store_shifted(self.ctx, self.mO, self.fragment)
+            store_shifted(self.ctx, self.mO, self.fragment, end=self.end)
         else:
             self.row.store()
 
 
 def store_shifted(
-    ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor, tile: cute.Tensor | None = None
-) -> None:
-    """Store a fragment to a row that may begin anywhere; `tile` as for `ElementwiseStorer.store`.
+    ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor, tile: cute.Tensor | None = None,
+    end: int | None = None,
+) -> None:  # fmt: skip
+    """Store a fragment to a row that may begin anywhere.
+
+    tile, end: as for `ElementwiseStorer.store`.
     """
+    if not ctx.has_words(mO):  # only rows that end inside a vector have such vectors
+        store_elements(ctx, mO, tXrO, ctx.shape[1] if end is None else end)
+        return
     vectors = cute.size(tXrO, mode=[2])
     if tile is not None:
-        row = StagedRow(ctx, mO, tile.iterator)
+        row = StagedRow(ctx, mO, tile.iterator, end=end)
         for k in range(vectors):
             row.put(k, tXrO[(None, 0), 0, k])
         row.store(tXrO)
@@ -293,11 +309,25 @@ def store_shifted(
     room = min(vectors, most)
     memory = ctx.staging.of(room, size)
     for first, count in batches(vectors, most):
-        row = StagedRow(ctx, mO, memory, first, count, room)
+        row = StagedRow(ctx, mO, memory, first, count, room, end)
         row.wait()  # until all have stored what was staged before
         for k in range(count):
             row.put(k, tXrO[(None, 0), 0, first + k])
         row.store(tXrO)
+
+
+def store_elements(ctx: RowTile, mO: cute.Tensor, tXrO: cute.Tensor, end: int) -> None:
+    """Store a fragment to a row that ends inside a vector, at the column `end`, one by one."""
+    tXgO, tXrO = (as_bytes(each) for each in (ctx.partition_dest(ctx.partition_global(mO)), tXrO))
+    for k in range(cute.size(tXrO, mode=[2])):
+        for i in range(ctx.vec_size):
+            wanted = ctx.tXcX[(0, 0), 0, k][1] + i < end
+            if const_expr(ctx.row_in_bounds is not True):
+                wanted = wanted & ctx.row_in_bounds
+            value = cute.make_rmem_tensor(one_vector(1), tXrO.element_type)
+            value[0] = tXrO[i, 0, k]
+            target = cute.make_tensor(elem_pointer(tXgO, (i, 0, k)), one_vector(1))
+            vector_copy(value, target, pred=single(wanted), num_copy_elems=1)
 
 
 def as_stored(

@@ -275,6 +275,7 @@ class StagedRow(Batches):
     room: for how many vectors of each thread there is memory; by default for `count`. Results that
         are staged one after the other in the same memory have the same room, because a row waits
         only for its own threads before it overwrites what was staged before.
+    end: the column from which on nothing is stored; by default the number of columns.
 
     All threads that work on the row make each call together.
     """
@@ -287,6 +288,7 @@ class StagedRow(Batches):
         first: int = 0,
         count: int | None = None,
         room: int | None = None,
+        end: int | None = None,
     ):
         config, self.ctx, self.start = ctx.config, ctx, RowStart(ctx, mO)
         each, vec_size = config.threads_per_row, ctx.vec_size
@@ -312,7 +314,8 @@ class StagedRow(Batches):
             self.memory + following * vec_size, cute.make_layout(vec_size)
         )
         column = ctx.tXcX[(0, 0), 0, first][1] - place * vec_size  # of the first element
-        number = cutlass.min(cutlass.max(ctx.shape[1] - column, 0), elements)
+        self.ends_early, end = end is not None, ctx.shape[1] if end is None else end
+        number = cutlass.min(cutlass.max(end - column, 0), elements)
         if ctx.row_in_bounds is not True:
             number = select(ctx.row_in_bounds, number, 0)
         self.number = number  # of elements of the row
@@ -372,6 +375,8 @@ class StagedRow(Batches):
         """Whether the piece behind the start of the k-th vector is whole, for all threads."""
         ctx = self.ctx
         if ctx.row_in_bounds is not True or not ctx.is_row or isinstance(k, Int32):
+            return False
+        if self.ends_early:
             return False
         is_last = k == self.count - 1 and not self.is_all
         return not is_last and ctx.layout.is_whole(ctx.chunk_of(self.first + k), beyond=1)

@@ -130,7 +130,8 @@ class View:
     def elements(self, n: int) -> str:
         """`[0, 128:256]`, for a piece of n columns; `[0:32, 0:128]` for one in groups."""
         steps = self.steps or (0,) * len(self.start)
-        size, far = self.groups or (n, (0,) * len(steps))
+        first, end = self.there(n) or (0, n)
+        size, far = self.groups or (n if first else end, (0,) * len(steps))
         shown = [
             _span(first, step, size, self.width, jump, n // size)
             for first, step, jump in zip(self.start, steps, far, strict=True)
@@ -198,6 +199,10 @@ class Output:
     view: View | None = None
     over: Op | None = None
     formula: ClassVar[None] = None  # as of an input that is not computed
+
+    def there(self, n: int) -> tuple[int, int] | None:
+        """Which of n columns the result has, as of `View.there`; None if it has all of them."""
+        return None if self.view is None else self.view.there(n)
 
 
 def tensor_dtype(piece: Input | Output) -> torch.dtype:

@@ -18,15 +18,16 @@ from .dtypes import FLOAT8, STORAGE
 from .factories import index
 from .functions import clamp, implements, where
 from .graph import Builder, Role
-from .joins import cat, stack
+from .joins import cat, repeat_interleave, stack
 from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
-from .parts import MOST_PARTS, too_many
+from .parts import MOST_PARTS, part, too_many
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
 from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, alias, fail, location, node
 
+SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
 ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
 
 
@@ -269,6 +270,8 @@ def take(input, index):
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or of a short row at each of many."""
+    if (found := _of_groups(x, y)) is not None:
+        return found
     is_many = prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)
     if is_many and y._value.dtype in (torch.int32, INT64):
         if x._sizes[0] <= MOST_PARTS:
@@ -283,6 +286,31 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
              f"an index of each row is annotated {name}: htile.PerRow")  # fmt: skip
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y._sizes[0])]
     return cat([unsqueeze(found, -1) for found in each])
+
+
+def _of_groups(x: Tensor, y: Tensor) -> Tensor | None:
+    """The elements of a row at `torch.arange(n) // size`: each is that of a group of columns.
+
+    None where the indices are others, or groups are none that the columns may be in.
+    """
+    builder, (count,) = y._builder, x._sizes
+    divided = builder[y._id]
+    while divided.op is Op.CONVERT:
+        divided = builder[divided.inputs[0]]
+    if divided.op not in (Op.FLOORDIV, Op.RSHIFT) or len(divided.value.inner) != 1:
+        return None
+    column, by = (builder[i] for i in divided.inputs)
+    while column.op is Op.CONVERT:
+        column = builder[column.inputs[0]]
+    if builder.multiple is not None or column.op is not Op.INDEX:
+        return None
+    if by.op is not Op.CONST or by.value.spread or by.arg < 1:
+        return None
+    size, n = by.arg if divided.op is Op.FLOORDIV else 1 << by.arg, y._sizes[0]
+    if size & (size - 1) or not SMALLEST_GROUP <= size < n <= size * count:
+        return None
+    groups = part(x, -1, 0, -(-n // size))
+    return part(repeat_interleave(groups, size), -1, 0, n)
 
 
 def _has_as_many(x: Tensor, y: Tensor) -> bool:

@@ -216,7 +216,7 @@ def _words(work: Work, plan: Plan) -> float:
 def _may_come_shared(work: Work, plan: Plan) -> bool:
     """Whether cp.async, of 4 bytes or more, can bring all rows."""
     views = [i.view for i in work.rows if i.view is not None]
-    if work.beyond or not work.rows:
+    if (work.beyond if plan.placement.shifted else work.torn) or not work.rows:
         return False
     if any(not view.is_contiguous or view.is_of_groups for view in views):
         return False

@@ -302,7 +302,8 @@ class Plan:
             sizes = [i.dtype.itemsize for i in self.staged_columns]
             tiles += place.num_threads * self.turns * self.elements_per_thread * sum(sizes)
         if not place.shifted:
-            return tiles
+            vectors = 1 if num.in_loops else self.turns * self.chunks
+            return tiles + staged_bytes(work.cut, num.vec_size, vectors, place.num_threads)
         if self.rows_home is Home.REREAD:  # each chunk is stored by itself
             return staged_bytes(work.writes, num.vec_size, 1, place.num_threads)
         if self.rows_home in (Home.REGISTERS, Home.PACKED):

@@ -72,7 +72,9 @@ class Stretch(NamedTuple):
 
     def shifted(self, plan: Plan) -> list[Output]:
         """The results that are stored whole, once all vectors are computed."""
-        return [o for o in self.stores if o.over is None] if plan.placement.shifted else []
+        if plan.placement.shifted:
+            return [o for o in self.stores if o.over is None]
+        return [o for o in self.stores if o in plan.work.cut]
 
 
 def stretches(plan: Plan) -> tuple[Stretch, ...]:

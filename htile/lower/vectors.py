@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from ..frontend.dynamic import ACCESS_BYTES
-from ..frontend.graph import Graph, Input, Role
+from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.ops import SCANS
 
 WARP = 32  # threads
@@ -23,9 +23,10 @@ VECTOR_REGISTERS = 128  # One vector of each row and each column may take this m
 def vector_size(graph: Graph) -> int:
     """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
 
-    It divides N if such vectors are long enough (`WHOLE_BYTES`; two elements for a scan, which
-    takes as long for a vector as for an element) or rows are short: then every vector of a
-    contiguous tensor is as aligned as it is long. Other rows end inside a vector. It is
+    It divides N, and the length of results that are shorter, if such vectors are long enough
+    (`WHOLE_BYTES`; two elements for a scan, which takes as long for a vector as for an element) or
+    rows are short: then every vector of a contiguous tensor is as aligned as it is long. Other rows
+    end inside a vector. It is
     smaller where the registers of a thread would not hold a vector of each of many inputs, and
     where groups of columns are smaller.
     """
@@ -35,7 +36,8 @@ def vector_size(graph: Graph) -> int:
     vec = min(vec, graph.group_size or vec)
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
-    whole = gcd(graph.multiple or graph.n, vec)
+    ends = [o.there(graph.n) for o in graph.outputs]
+    whole = gcd(graph.multiple or graph.n, vec, *[end for _, end in filter(None, ends)])
     if _lies_apart(graph):
         return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
@@ -79,6 +81,16 @@ def _has_groups_apart(graph: Graph) -> bool:
     pieces = (*graph.inputs, *graph.outputs)
     views = [each.view for each in pieces if each.view is not None and each.over is None]
     return any([view.groups is not None for view in views])
+
+
+def ends_at_vector(piece: Input | Output, n: int, vec: int) -> bool:
+    """Whether a row of fewer than n elements has whole vectors of the n columns, the first ones.
+
+    Predicates of the vectors then keep a kernel from what is behind its end.
+    """
+    there = piece.there(n)
+    is_row = isinstance(piece, Output) or piece.role is Role.ROW
+    return is_row and there is not None and there[0] == 0 and there[1] % vec == 0
 
 
 def is_shifted(graph: Graph, align: int) -> bool:

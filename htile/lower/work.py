@@ -28,6 +28,7 @@ from .ranks import chains
 from .reductions import Part, Reduce, by_stage, carried_together, in_one_exchange, with_pairs
 from .steps import Compute, Home
 from .sweeps import Sweep, Sweeps
+from .vectors import ends_at_vector, vector_size
 
 # From so many inputs on, all are converted to float32 before the first is computed with. Elements
 # of fewer stay as they are in memory until then.
@@ -40,7 +41,9 @@ class Work:
 
     loaded: the inputs in memory that are read, rows first: they are in flight while others load.
     rows, columns: those of them that are rows, and vectors that all rows share.
-    beyond: the rows that reach beyond the ends of their tensor's (`View.there`).
+    beyond: the rows that reach beyond the ends of their tensor's (`View.there`). torn: those of
+        them that begin or end inside a vector. cut: the results that end inside a vector before
+        the columns do.
     lookups: rows of tables that indices choose. Where a row is held, each is loaded once; loops
         load a chunk of it wherever they read it.
     writes: the results that are whole rows.
@@ -63,6 +66,10 @@ class Work:
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
         self.beyond = tuple([i for i in self.rows if i.there(graph.n)])
+        vec = vector_size(graph)
+        self.torn = tuple([i for i in self.beyond if not ends_at_vector(i, graph.n, vec)])
+        short = [o for o in graph.outputs if o.there(graph.n)]
+        self.cut = tuple([o for o in short if not ends_at_vector(o, graph.n, vec)])
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
         self.lookups = tuple([n for n in graph if n.op is Op.LOOKUP and n.value.spread])
         self.writes = tuple(o for o in graph.outputs if o.is_row and o.over is None)

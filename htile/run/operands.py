@@ -15,7 +15,7 @@ from ..frontend.captures import freeze
 from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Input, Output, Role
 from ..frontend.roles import Signature, Spec, stands_in
-from ..lower.vectors import vector_size
+from ..lower.vectors import ends_at_vector, vector_size
 
 
 def call_key(
@@ -284,8 +284,9 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
     ends_inside = (graph.multiple or graph.n) % vec > 0
     for tensor, piece in pieces:
         size, view = piece.dtype.itemsize, piece.view
-        if view is not None and (view.is_of_groups or view.there(graph.n)):
-            continue  # an element a vector is loaded, or aligned pieces
+        is_torn = piece.there(graph.n) and not ends_at_vector(piece, graph.n, vec)
+        if is_torn or (view is not None and view.is_of_groups):
+            continue  # aligned pieces are loaded, or an element a vector
         if view is not None and not view.is_contiguous:
             least = min(least, size)
             continue

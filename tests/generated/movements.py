@@ -322,8 +322,9 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
         if out.view is None:
             target[...] = value if out.is_row else value.reshape((rows, *out.inner))
         else:
+            there = slice(*(out.view.there(n) or (0, n)))  # the columns that are stored
             for k in range(out.view.width):
-                places = _places(out.view, n, k)
+                places = _places(out.view, n, k, there)
                 assert np.isnan(target[places]).all(), "an element is written twice"
                 each = value[..., k] if out.view.width > 1 else value
                 if out.view.is_of_groups:
@@ -333,7 +334,7 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
                     first = np.broadcast_to(of_groups[..., :1], shape)
                     is_one = np.array_equal(of_groups, first, equal_nan=True)
                     assert is_one, "a group has several values"
-                target[places] = each[:, 0] if out.view.steps is None else each
+                target[places] = each[:, 0] if out.view.steps is None else _part_of(each, there)
     return [each.reshape((*lead, *each.shape[1:])) for each in results.values()]
 
 
@@ -360,11 +361,16 @@ def _elements(view: View, array: np.ndarray, n: int, k: int) -> np.ndarray:
     return found
 
 
-def _places(view: View, n: int, k: int = 0) -> tuple:
-    """The k-th element of each bundle."""
+def _part_of(row: np.ndarray, columns: slice) -> np.ndarray:
+    """Some columns of what is one number for all of them, or one for each."""
+    return row if row.shape[1] == 1 else row[:, columns]
+
+
+def _places(view: View, n: int, k: int = 0, which: slice = slice(None)) -> tuple:
+    """The k-th element of each bundle, of some of n columns."""
     if view.steps is None:
         return (slice(None), *view.start)
-    starts, columns = (*view.start[:-1], view.start[-1] + k), np.arange(n)
+    starts, columns = (*view.start[:-1], view.start[-1] + k), np.arange(n)[which]
     size, far = view.groups or (n, (0,) * len(starts))
     return (slice(None), *(
         first + step * (columns % size) + jump * (columns // size)

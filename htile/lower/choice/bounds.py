@@ -51,7 +51,7 @@ class Bounds:
         sizes = [i.dtype.itemsize for i in work.rows]
         # Whether cp.async, of 4, 8 or 16 bytes, can bring the rows.
         align = ACCESS_BYTES if self.is_shifted else target.align
-        may_come = bool(sizes) and not work.beyond
+        may_come = bool(sizes) and not (work.beyond if self.is_shifted else work.torn)
         self.is_asynchronous = may_come and min(self.vec * min(sizes), align) >= 4
 
     def is_whole(self, numerics: Numerics) -> bool:

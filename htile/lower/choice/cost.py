@@ -232,10 +232,11 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         computed, of_thread = computed + each, of_thread + once
         times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
         shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
-    elif work.beyond:  # so do two accesses here
-        beyond = [i for i in row_loads if i in work.beyond]
-        shared += elements * _lines(num, beyond)
-        computed += EACH[rows_home][0] * len(beyond)
+    else:  # so do some rows here
+        torn, cut = [i for i in row_loads if i in work.torn], work.cut
+        shared += elements * _lines(num, torn)
+        shared += elements * sum([o.dtype.itemsize for o in cut]) / LINE * 2
+        computed += EACH[rows_home][0] * len(torn) + EACH[rows_home][1] * len(cut)
     if place.columns == "staged":
         shared += elements * _staged_lines(plan)
     own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)

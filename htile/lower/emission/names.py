@@ -17,6 +17,7 @@ from ..following import Following
 from ..periods import once, read_by_others
 from ..reductions import FOLLOWING, MOMENTS, PEAK, SOFTMAX, Part, Reduce
 from ..steps import ChunkLoop, Compute, Home, Load, OwnMaxima, Prefetch, Step
+from ..vectors import ends_at_vector
 from .expressions import CUTLASS_TYPES, literal, written
 from .stored_ranks import read_beside, stored_ranks
 
@@ -258,13 +259,29 @@ class Names:
 
     def whole(self, i: Input) -> str:
         """The arguments of what loads a row or a column whole, and not by chunks."""
-        end = [f"end={self.operand(i.end)}"] if i.end is not None else []
-        return ", ".join([self.chunk(i), *end])
+        end = self.end(i)
+        return ", ".join([self.chunk(i), *([f"end={end}"] if end else [])])
 
     def chunk(self, i: Input) -> str:
         """The arguments of what loads a chunk of a row or of a column."""
-        there = i.there(self.plan.graph.n)
+        there = self.there(i)
         return ", ".join([self.tensors[i], *([f"there={there}"] if there else [])])
+
+    def end(self, piece: Input | Output) -> str | None:
+        """The column from which on nothing of a row is loaded or stored; None if all of it is."""
+        if isinstance(piece, Input) and piece.end is not None:
+            return self.operand(piece.end)
+        there = piece.there(self.plan.graph.n)
+        is_told = isinstance(piece, Output) or self.there(piece) is None
+        return str(there[1]) if there and is_told else None
+
+    def there(self, i: Input) -> tuple[int, int] | None:
+        """Which columns are in the rows of an input that comes in aligned pieces; None if all are.
+        """
+        plan = self.plan
+        is_told = not plan.placement.shifted  # by the end alone
+        is_told = is_told and ends_at_vector(i, plan.graph.n, plan.numerics.vec_size)
+        return None if is_told else i.there(plan.graph.n)
 
     def _piece(self, whole: str) -> str:
         """`x0`, `x1`: the name of the whole and a count."""

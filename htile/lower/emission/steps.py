@@ -45,7 +45,8 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             lines = []
             for i in step.inputs if isinstance(step, Reload) else (step.input,):
                 verb = "load_row" if i.role is Role.ROW else "load_column"
-                part = f"{ctx}.until({names.operand(i.end)})" if i.end is not None else ctx
+                end = names.end(i)
+                part = f"{ctx}.until({end})" if end else ctx
                 read = f"{part}.{verb}({names.chunk(i)})"
                 if i in names.staged:
                     tile = names.fragments.get(i, f"{names.staged[i]}.arrived()")
@@ -88,6 +89,7 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
             args = [tensor, value]
             if output in names.plan.places:
                 args.append(f"{names.staged[names.plan.places[output]]}.tile")
+            args += end_of(names, output)
             return wrapped_call(f"{indent}ElementwiseStorer({ctx}).store(", args, ")")
     raise AssertionError(f"{step} is not printed")
 
@@ -159,10 +161,9 @@ def prefetch(names: Names, k: int) -> list[str]:
     plan, loop = names.plan, names.plan.steps[k]
     args = [str(plan.placement.prefetch), *(names.tensors[i] for i in loop.reads)]
     args += ["backwards=True"] if loop.backwards else []
-    if any(i.end is not None for i in loop.reads):
-        ends = ("None" if i.end is None else names.operand(i.end) for i in loop.reads)
-        args.append(f"ends={tuple_of(ends)}")
-    there = [i.there(plan.graph.n) for i in loop.reads]
+    ends = [names.end(i) for i in loop.reads]
+    args += [f"ends={tuple_of(map(str, ends))}"] if any(ends) else []
+    there = [names.there(i) for i in loop.reads]
     args += [f"there={tuple_of(map(str, there))}"] if any(there) else []
     if plan.pads(loop):
         args.append(f"padding={literal(loop.padding, torch.float32)}")
@@ -207,7 +208,14 @@ def _keep(names: Names, output: Output) -> list[str]:
     """Say where a result stays until a loop has made all of it."""
     place = names.plan.kept[output]
     args = [names.tensors[output], *([names.fragments[place]] if place is not None else [])]
+    args += end_of(names, output)
     return wrapped_call(f"    {names.kept[output]} = ElementwiseStorer(ctx).keep(", args, ")")
+
+
+def end_of(names: Names, output: Output) -> list[str]:
+    """The argument of a store that says where the rows of a result end, if before the columns."""
+    end = names.end(output)
+    return [f"end={end}"] if end else []
 
 
 def _started(names: Names, loop: ChunkLoop, part: Part) -> list[str]:

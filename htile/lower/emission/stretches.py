@@ -6,7 +6,7 @@ from ..steps import Store
 from ..stretches import Stretch
 from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
 from .names import Names
-from .steps import assign, print_step, reduce_held
+from .steps import assign, end_of, print_step, reduce_held
 
 VECTOR = "chunk"  # the context of a vector, as in loops
 INSIDE = INDENT + INDENT
@@ -32,6 +32,7 @@ def print_stretch(names: Names, stretch: Stretch) -> list[str]:
             keep = [tensor, f"ctx.make_row({tensor}.element_type)"]
             if output in plan.places:
                 keep[1] = f"{names.staged[plan.places[output]]}.tile"
+            keep += end_of(names, output)
             head = f"{INDENT}{names.kept[output]} = ElementwiseStorer(ctx).keep("
             lines += wrapped_call(head, keep, ")")
         lines.append(f"{INDENT}for j in cutlass.range_constexpr(ctx.num_chunks):")

@@ -13,6 +13,7 @@ from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Input, Output, Role, View
 from ...frontend.ops import Varies
 from ..plan import Plan
+from ..vectors import ends_at_vector
 from .expressions import CUTLASS_TYPES, tuple_of, wrapped_call
 from .names import Names
 
@@ -164,7 +165,9 @@ def divisor(plan: Plan, argument: Input | Output) -> int:
     if plan.placement.shifted and not is_column:
         return 1
     view = argument.view
-    if view is not None and (not view.is_contiguous or view.there(plan.graph.n)):
+    n, vec = plan.graph.n, plan.numerics.vec_size
+    is_torn = argument.there(n) and not ends_at_vector(argument, n, vec)
+    if is_torn or (view is not None and not view.is_contiguous):
         return 1  # its elements are accessed one by one, or in aligned pieces wherever it begins
     vector = plan.numerics.vec_size * itemsize
     return max(min(vector, plan.placement.copy_bytes), itemsize) // itemsize

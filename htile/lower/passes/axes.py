@@ -69,6 +69,7 @@ class Refine(Exception):
         other.
     ends: the places of the axis where joined parts end, if it may be cut there instead.
     asking: the movement that cannot be without the cut, if it is one.
+    whole: a number of elements of which an axis has to have a multiple, if that would do as well.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class Refine(Exception):
         lies_between: bool = False,
         ends: tuple[int, ...] = (),
         asking: Node | None = None,
+        whole: int | None = None,
     ):
         self.axis, self.size, self.is_split, self.columns = axis, size, is_split, columns
         self.lies_between, self.ends, self.asking = lies_between, ends, asking
+        self.whole = whole
 
 
 class Ungrouped(Exception):
@@ -166,7 +169,8 @@ def _divided(index: Index, size: int, node: Node) -> tuple[Index, Index]:
         elif size % step == 0 and axis.size % (size // step) == 0:
             raise Refine(axis, size // step, is_split=True, asking=node)
         else:
-            raise Refine(axis, 1, asking=node)
+            whole = size // step if size % step == 0 else None
+            raise Refine(axis, 1, asking=node, whole=whole)
     rest = Index(index.start % size, tuple(below))
     if rest.last >= size:  # it carries into the quotient
         largest, _ = max(below, key=lambda each: each[1] * each[0].size)

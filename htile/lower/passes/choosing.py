@@ -6,35 +6,39 @@ anything, so what is wanted of it may lie beyond its ends. Unlike `by_column.py`
 rows before they are placed, this knows of each part which elements of several axes are wanted. So
 it serves windows of neighbours, which are stacks of parts.
 
-A reduction of a shorter row is taken of the whole row then, with what changes nothing behind.
+A reduction of a shorter row is taken of the whole row then, with what changes nothing behind. A
+shorter result is computed of the whole row, and stored up to its end. So the groups of a row that
+is padded to whole groups are the columns, and a result that is cut back to the row is one piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import torch
 
 from ...errors import UnsupportedError
 from ...frontend.dtypes import STORAGE
-from ...frontend.graph import Node
-from ...frontend.ops import Op
+from ...frontend.graph import Graph, Node
+from ...frontend.ops import COLLECTIVES, Op
+from ..patterns import ancestors
 from .axes import Axis, Index, Refine, Wanted, axes_of, moved_along, row_chosen
 from .by_column import MOST_CHOSEN
 from .lifted_scans import NEUTRAL, neutral
 from .placed import Placed
 
-WIDENED = NEUTRAL.keys() - {Op.MEAN, Op.KTHVALUE}  # reductions that may take a whole row
+WIDENED = NEUTRAL.keys() - {Op.KTHVALUE}  # reductions that may take a whole row
 
 
 class Widened(Refine):
-    """A reduction goes along more elements than there are, as `Choosing.widened` has it."""
+    """An axis has more columns than elements, as `Choosing.widened` has it."""
 
 
 class Choosing:
     """The methods of a placing for these rows.
 
-    widened: of an axis that is reduced, by its key, how many elements the columns have.
+    widened: of an axis that is reduced or stored, by its key, how many columns it has.
     """
 
     widened: dict[tuple, int]
@@ -64,26 +68,61 @@ class Choosing:
             found = self._computed(Op.WHERE, (is_part, part, found), None, node)
         return found
 
-    def _widen(self, axes: list[Axis]) -> None:
-        """Raise Widened where reductions of shorter rows can be taken of the longest one."""
-        n = max([axis.size for axis in axes])
-        short = [axis for axis in axes if axis.key[0] == "reduced" and n <= 2 * axis.size < 2 * n]
-        short = [axis for axis in short if self.factors[axis.key] == [(axis.size, True)]
-                 and self.graph[axis.key[1]].op in WIDENED]  # fmt: skip
+    def _widen(self, axes: list[Axis], n: int) -> None:
+        """Raise Widened where axes of fewer elements can be so many columns."""
+        short = [axis for axis in axes if n <= 2 * axis.size < 2 * n and self._may_be_wider(axis)]
         for axis in short:
             self.widened[axis.key] = n
             del self.factors[axis.key]
         if short:
             raise Widened(short[0], n)
 
-    def _only(self, part: int, axis: Axis, size: int, node: Node) -> int:
-        """What a reduction takes of a whole row, of which so many elements count."""
-        dtype = self.graph[node.inputs[0]].value.dtype
-        of = replace(node, value=replace(node.value, dtype=dtype))
-        nothing = self._add(Placed(Op.CONST, (), neutral(node.op, dtype), (), of))
-        ends = self._position(Index(0, ((axis, 1),)), node), self._end(size, node)
+    def _may_be_wider(self, axis: Axis) -> bool:
+        """Whether a reduction or a result knows where its axis ends among more columns."""
+        what, k, _ = axis.key
+        if self.factors[axis.key] != [(axis.size, True)] or axis.key in self.widened:
+            return False
+        if what == "reduced":
+            return self.graph[k].op in WIDENED
+        output = self.graph.outputs[k] if what == "out" else None
+        return output is not None and len(output.inner) == 1 and output.over is None
+
+    def _only(self, part: int, index: Index, size: int, beside: int, node: Node) -> int:
+        """What a reduction takes of a whole row, of which so many elements count.
+
+        index: which elements of the row. beside: what it takes in place of the others.
+        """
+        ends = self._position(index, node), self._end(size, node)
         counts = self._computed(Op.LT, ends, None, node)
-        return self._computed(Op.WHERE, (counts, part, nothing), None, node)
+        return self._computed(Op.WHERE, (counts, part, beside), None, node)
+
+    def _beside(self, node: Node, wanted: Wanted, at: int, start: int) -> int:
+        """What a reduction takes in columns that do not count: what leaves its result as it is.
+
+        A mean takes the first element that counts, so that it is exact where all are equal. It
+        takes 0 where that is found in no column alone. Of squares it takes 0 too: one large square
+        beside small ones would be rounded, and a mean of squares has no need to be exact.
+        """
+        operand = self.graph[node.inputs[0]]
+        is_pivot = node.op is Op.MEAN and not _is_square(operand)
+        if is_pivot and _has_columns_alone(self.graph, operand):
+            return self._want(operand.id, (*wanted[:at], Index(start), *wanted[at:]))
+        of = replace(node, value=replace(node.value, dtype=operand.value.dtype))
+        return self._add(Placed(Op.CONST, (), neutral(node.op, operand.value.dtype), (), of))
+
+    def _mean_of_fewer(self, mean: int, beside: int, more: float, node: Node) -> int:
+        """The mean of the elements that count, of a mean over all columns.
+
+        more: how many columns do not count, for each that counts.
+        """
+
+        def computed(op: Op, *inputs: int) -> int:
+            return self._computed(op, inputs, None, node)
+
+        share, zero = (self._add(Placed(Op.CONST, (), number, (), node)) for number in (more, 0.0))
+        moved = computed(Op.SUB, computed(Op.MUL, mean, share), computed(Op.MUL, beside, share))
+        is_finite = computed(Op.EQ, computed(Op.SUB, moved, moved), zero)
+        return computed(Op.WHERE, is_finite, computed(Op.ADD, mean, moved), mean)
 
     def _position(self, index: Index, node: Node) -> int:
         """The number of each element that is wanted of an axis."""
@@ -103,3 +142,13 @@ class Choosing:
         is_row = node.op is Op.INPUT and len(wanted) == 1 and row_chosen(wanted) is None
         if not is_there and not is_row:
             raise UnsupportedError("elements beyond an end are wanted", node.loc)
+
+
+def _is_square(node: Node) -> bool:
+    return node.op is Op.MUL and node.inputs[0] == node.inputs[1]
+
+
+def _has_columns_alone(graph: Graph, node: Node) -> bool:
+    """Whether an element of a row is computed of elements of that column, and of numbers."""
+    behind = [graph[id] for id in ancestors(graph, [node])]
+    return all([prod(each.value.inner) == 1 for each in behind if each.op in COLLECTIVES])

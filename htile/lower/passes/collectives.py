@@ -107,14 +107,16 @@ class Collectives:
         self, node: Node, wanted: Wanted, at: int, k: int, start: int, size: int
     ) -> int:
         """The reduction of the k-th part of an axis."""
-        wide = self.widened.get(("reduced", node.id, k), size)
-        parts, inside = self._parts(node, wanted, at, k, start, wide)
-        if wide > size:
-            parts = [self._only(part, inside[0], size, node) for part in parts]
+        parts, inside = self._parts(node, wanted, at, k, start, size)
         outside = axes_of(wanted)
         if set(inside) & {axis for part in parts for axis in self.nodes[part].axes}:
             self._note((*outside, *inside))
-        return self._of_all(parts, inside, outside, node)
+        found = self._of_all(parts, inside, outside, node)
+        columns = self.widened.get(("reduced", node.id, k), size)
+        if node.op is Op.MEAN and columns > size:
+            beside = self._beside(node, wanted, at, start)
+            return self._mean_of_fewer(found, beside, (columns - size) / size, node)
+        return found
 
     def _of_all(
         self, parts: list[int], inside: list[Axis], outside: tuple[Axis, ...], node: Node
@@ -153,10 +155,13 @@ class Collectives:
         if key not in self.factors and has_columns:
             self.factors[key] = [(size, False)]
             self._refuse_many(node, size, 1)
-        parts, inside = [], []
-        for index, inside in self._blocks(key, size):  # noqa: B007 (they are the same)
+        parts, inside, wide = [], [], self.widened.get(key, size)
+        for index, inside in self._blocks(key, wide):  # noqa: B007 (they are the same)
             place = Index(start).plus(index)
-            parts.append(self._want(node.inputs[0], (*wanted[:at], place, *wanted[at:])))
+            part = self._want(node.inputs[0], (*wanted[:at], place, *wanted[at:]))
+            if wide > size:
+                part = self._only(part, index, size, self._beside(node, wanted, at, start), node)
+            parts.append(part)
         return parts, inside
 
     def _of_rank(self, node: Node, wanted: Wanted) -> int:

@@ -155,11 +155,12 @@ class _Building:
         (*_, index), (*_, size) = leaf.view, leaf.of.value.inner
         if index.start >= 0 and index.last < size:
             return leaf.view
-        if self.groups:
+        steps, groups = self._steps(leaf.view)
+        if groups is not None:
             raise Ungrouped
         if index.last < 0 or index.start >= size:
             return (*leaf.view[:-1], Index(0, index.steps))
-        step = sum([step for _, step in index.steps])
+        step = steps[-1]
         dtype = next(i.dtype for i in self.graph.inputs if i.id == leaf.of.id)
         if step > 1 and not may_lie_beyond(step, leaf.of.value.inner, dtype):
             raise UnsupportedError(

@@ -84,7 +84,7 @@ def place(
         wanted as numbers. Where it is wanted as a row, what is reduced is written out.
     apart: results are cut where parts of them end, and a few elements that an axis has more than
         there are columns are reduced one by one.
-    chosen: joined rows are not cut, but their parts chosen by the column; not in groups.
+    chosen: joined rows are not cut, but their parts chosen by the column.
     nodes: how many the placed graph may have.
 
     Raises UnsupportedError, with the user's line, where rows are cut into too many pieces, and
@@ -92,9 +92,9 @@ def place(
     """
     if _is_placed(graph):
         return graph
-    if in_groups and not chosen:  # what is refused in groups too is told by the pass without them
+    if in_groups:  # what is refused in groups too is told by the pass without them
         with suppress(Ungrouped, UnsupportedError):
-            return _Placing(graph, in_groups, most, by_use, apart, nodes=nodes).result()
+            return _Placing(graph, in_groups, most, by_use, apart, chosen, nodes).result()
     return _Placing(graph, False, most, by_use, apart, chosen, nodes).result()
 
 
@@ -169,7 +169,8 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
             except Widened:
                 continue
             except Refine as request:
-                self._refine(request)
+                with suppress(Widened):
+                    self._refine(request)
                 continue
             return built(self.graph, self.nodes, pieces, n, self.groups)
 
@@ -187,7 +188,9 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
                     wanted = (Index(start).plus(index),)
                     yield self._want(output.id, wanted), wanted
             return
-        each = [list(self._blocks(("out", k, d), size)) for d, size in enumerate(output.inner)]
+        keys = [("out", k, d) for d in range(len(output.inner))]
+        sizes = [self.widened.get(*each) for each in zip(keys, output.inner, strict=True)]
+        each = [list(self._blocks(*axis)) for axis in zip(keys, sizes, strict=True)]
         for blocks in itertools.product(*each):
             wanted = tuple(index for index, _ in blocks)
             self._note(tuple(axis for _, axes in blocks for axis in axes))
@@ -321,7 +324,7 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         if len({axis.size for axis in axes}) <= 1:
             return max([axis.size for axis in axes], default=1)
         if self.chosen:
-            self._widen(axes)
+            self._widen(axes, max([axis.size for axis in axes]))
         if self.apart and (request := self._few_more(axes)) is not None:
             raise request
         # Columns are axes along which neighbours lie near each other in memory, and others that are
@@ -371,6 +374,8 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         groups = Groups(size, count, outer | (lone - inner), inner)
         for axis in (axis for stack in stacks for axis in stack):
             if axis not in groups.outer | inner and axis.size != n:
+                if self.chosen:
+                    self._widen([axis], n)
                 if axis.size % n:
                     raise Ungrouped
                 raise self._shorter(axis, n)
@@ -419,6 +424,8 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
                 f"{self._passed_flat(lookup)}look up a row first, and take parts of it",
                 lookup.loc,
             )
+        if self.chosen and request.whole:  # groups of a row that ends inside of the last one
+            self._widen([axis], -(-axis.size // request.whole) * request.whole)
         factors = self.factors[axis.key]
         is_whole = what == "reduced" and factors == [(axis.size, True)]
         if is_whole and request.ends and axis.size // size > self.most:

@@ -66,6 +66,11 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         best = place(graph, in_groups, FEW_PIECES)
         if len(best) <= FEW_PIECES * len(graph):
             return best
+    if in_groups and _has_groups_beyond(graph):
+        with suppress(UnsupportedError):
+            found = place(graph, chosen=True)
+            if len(found) <= FEW_PIECES * len(graph):
+                return found
     chosen = choose_by_column(graph)
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
     ways += [(reduce_last(graph), False)]
@@ -149,6 +154,12 @@ def _too_many(nodes: int) -> str:
     return (f"a kernel of {nodes} operations, at most {MOST_NODES}: what is computed of a part of "
             "a row is computed again for each place that it is moved to, such as the largest of a "
             "window in a gradient; take smaller windows, or their gradient outside")  # fmt: skip
+
+
+def _has_groups_beyond(graph: Graph) -> bool:
+    """Whether rows are padded to whole groups, or groups are cut back to a row."""
+    pairs = [(graph[i].op, node.op) for node in graph for i in node.inputs]
+    return (Op.CAT, Op.RESHAPE) in pairs or (Op.RESHAPE, Op.SLICE) in pairs
 
 
 def _has_reduced_rows(graph: Graph) -> bool:

@@ -1,0 +1,182 @@
+"""Groups of rows that end inside of the last group: padded to whole groups, and cut back."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+import htile
+from htile.frontend.roles import classify
+from htile.frontend.trace import trace
+from htile.lower.passes.ways import place_well
+from htile.testing import assert_close, oracle
+from tests.generated.movements import interpreted
+from tests.lower.test_compile import check
+from tests.primitives.row_device import launch_pieces
+from tests.primitives.test_shifted import rows_at
+
+BF16 = torch.bfloat16
+LENGTHS = (100, 136, 1000, 1001, 5000)
+
+
+def padded(x, size, value=0.0):
+    """The groups of a row, the last one padded."""
+    return F.pad(x, (0, -x.shape[-1] % size), value=value).view(-1, size)
+
+
+def scaled(x):
+    groups = padded(x, 32)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return (groups / scale).flatten()[: x.shape[-1]], scale.flatten()
+
+
+def centered(x):
+    groups = padded(x, 64)
+    centered = (groups - groups.mean(-1, keepdim=True)).flatten()[: x.shape[-1]]
+    return centered, (centered * centered).sum(), centered.abs().amax(), (centered + 1).mean()
+
+
+def softmax_of_groups(x):
+    return padded(x, 16, value=float("-inf")).softmax(-1).flatten()[: x.shape[-1]]
+
+
+def normalized_before(x, weight):
+    y = F.layer_norm(x, x.shape[-1:], weight)
+    groups = padded(y, 128)
+    return (groups - groups.amax(-1, keepdim=True)).flatten()[: x.shape[-1]], y.sum()
+
+
+def dequantized(x, scale: htile.Inner[1]):
+    return x * scale.repeat_interleave(32)[: x.shape[-1]]
+
+
+def at_indices(x):
+    scale = padded(x, 32).abs().amax(-1) + 1
+    return x / scale[torch.arange(x.shape[-1]) // 32], x * scale[torch.arange(x.shape[-1]) >> 5]
+
+
+def of_joined(x):
+    zeros = torch.zeros(-x.shape[-1] % 32)
+    groups = torch.cat((x, zeros)).unflatten(-1, (-1, 32))
+    return (groups * groups.square().mean(-1, keepdim=True)).flatten()[: x.shape[-1]]
+
+
+def of_two(x, y):
+    groups = padded(x * y, 32)
+    scale = groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)
+    return (groups * scale).reshape(-1)[: x.shape[-1]] + x, scale[:, 0], groups.flatten()
+
+
+FUNCTIONS = (scaled, centered, softmax_of_groups, normalized_before, dequantized, at_indices,
+             of_joined, of_two)  # fmt: skip
+
+
+def arguments(f, n, dtype=torch.float32, rows=3):
+    g = torch.Generator().manual_seed(n)
+
+    def drawn(*shape):
+        return (torch.randint(-64, 65, shape, generator=g) / 16).to(dtype)
+
+    more = {normalized_before: (n,), dequantized: (rows, -(-n // 32)), of_two: (rows, n)}.get(f)
+    return (drawn(rows, n),) if more is None else (drawn(rows, n), drawn(*more))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_the_placed_graph_is_the_oracle(f, n):
+    rowwise, args = htile.rowwise(f), arguments(f, n)
+    call = classify(rowwise._signature, args)
+    traced = trace(f, call.specs, call.n)
+    named = dict(zip(rowwise._signature.names, args, strict=True))
+    placed = place_well(traced)
+    expected = [each.numpy() for each in pytree.tree_leaves(oracle(rowwise, *args))]
+    for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):
+        assert found.shape == exact.shape
+        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+    if n > 128:  # the groups of a shorter row may be pieces of their own
+        assert placed.n > n
+        assert len(placed) < 80, "no group is written out"
+        assert len(placed.outputs) == len(traced.outputs)
+
+
+def test_the_mean_of_equal_elements_is_that_element():
+    def centered(x):
+        deviation = x - x.mean()
+        return deviation, padded(deviation, 128).amax(-1)
+
+    rowwise, x = htile.rowwise(centered), torch.full((3, 1000), 0.1)
+    call = classify(rowwise._signature, (x,))
+    traced = trace(centered, call.specs, call.n)
+    placed = place_well(traced)
+    assert placed.n == 1024
+    for found in interpreted(placed, traced, {"x": x}, call.lead):
+        assert not found.any()
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 3e38])
+def test_the_mean_of_rows_that_begin_with_a_large_number(number):
+    def mean(x):
+        return x.mean(), padded(x, 128).amax(-1)
+
+    rowwise, x = htile.rowwise(mean), torch.ones(1, 1000)
+    x[0, 0] = number
+    call = classify(rowwise._signature, (x,))
+    traced = trace(mean, call.specs, call.n)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        found, _ = interpreted(place_well(traced), traced, {"x": x}, call.lead)
+    np.testing.assert_allclose(found, x.double().mean(-1), rtol=1e-12)
+
+
+def halved(x):
+    values, scale = scaled(x)
+    return values.to(torch.bfloat16), scale.float()
+
+
+SIMULATED = {
+    "whole vectors": (400, 0, {}), "torn vectors": (401, 0, {}), "apart": (400, 5, {}),
+    "several rows a block": (1000, 0, {"num_threads": 256, "threads_per_row": 64}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("case", SIMULATED)
+def test_nothing_is_read_or_written_beside_a_row(case, dtype):
+    """The kernel runs on the simulator, which raises where it reads beside the memory of x."""
+    n, apart, plan = SIMULATED[case]
+    rows, function = 3, htile.rowwise(halved)
+    (x,) = arguments(scaled, n, dtype, rows)
+    given = rows_at(x, 0, n + apart)
+    result = rows_at(torch.full((rows, n), 77, dtype=BF16), 0, n)
+    scale = torch.zeros(rows, -(-n // 32))
+    kernel = function.with_plan(**plan).inspect(given, arch="sm_90a")
+    memory = torch.empty(0, dtype=BF16).set_(result.untyped_storage())
+    behind = memory[rows * n :].clone()
+    launch_pieces(kernel, {"x": given, "out0": result, "out1": scale}, rows)
+    assert_close(function, (result, scale), given)
+    assert torch.equal(memory[rows * n :], behind)
+
+
+def quantized(x):
+    groups = padded(x, 32)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return (groups / scale).round().flatten()[: x.shape[-1]].to(torch.int8), scale.flatten()
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a", "sm_100a", "sm_120a"))
+@pytest.mark.parametrize("n", [1000, 1001, 20000, 100001])
+def test_they_compile_without_a_stack(n, arch):
+    x = torch.empty(64, n, dtype=BF16, device="meta")
+    check(htile.rowwise(quantized).inspect(x, arch=arch))
+
+
+@pytest.mark.parametrize(("n", "size"), [(1000, 16), (1004, 8), (1001, 16)])
+def test_results_are_stored_in_wide_accesses(n, size):
+    """Vectors end where a result does, if they can; else they are put together to whole ones."""
+    kernel = htile.rowwise(halved).inspect(torch.empty(64, n, dtype=BF16), arch="sm_90a")
+    stores = re.findall(r"st\.global(?:\.v(\d))?\.b(\d+)", kernel.ptx)
+    assert max(int(count or 1) * int(bits) // 8 for count, bits in stores) == size
