@@ -229,6 +229,16 @@ class Columns(Static):
         far = [self.tXcX[i][1] - first for i in range(count)]
         return make_vector(far, self.vector_shape, Int32)
 
+    def below(self, end: int) -> cute.TensorSSA:
+        """A Boolean vector: is the column of each element below `end`?
+
+        The elements of a vector are on one side of it, so that one comparison is made for each.
+        """
+        steps, first = cute.size(self.tXcX, mode=[2]), 0 if self.zero is None else self.zero
+        every = [Boolean(self.tXcX[(0, 0), 0, k][1] + first < end) for k in range(steps)]
+        bits = [each for each in every for _ in range(self.vec_size)]
+        return make_vector(bits, self.vector_shape, Boolean)
+
     def offset_of(self, column: int | Int32) -> Int32:
         """How far a column, from -1 to N, is behind the first of this thread."""
         return Int32(column) - self.tXcX[0][1]

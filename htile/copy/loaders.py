@@ -418,7 +418,7 @@ class PrefetchedChunks(Static):
             return (PiecesInFlight(chunk, pieces, 1) if into is None else into).load(chunk)
         if cute.rank(mT) > 1:
             return chunk.until(end).load_row(mT, into, self.padding, there)
-        return chunk.load_column(mT, into, there)
+        return chunk.load_column(mT, into, there, end)
 
     def _arrived(self, mT: cute.Tensor, loaded: cute.Tensor | PiecesInFlight) -> cute.Tensor:
         """A fragment of its own of what has been loaded."""

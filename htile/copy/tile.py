@@ -258,22 +258,26 @@ class RowTile(Columns):
         mW: cute.Tensor,
         into: cute.Tensor | None = None,
         there: tuple[int, int] | None = None,
+        end: int | None = None,
     ) -> cute.Tensor:
         """Load this thread's part of a vector (N,) that all rows share.
 
         Padded columns become 0, or any number where rows are shifted.
 
         into: the fragment, by default a new one. there: as for `load_row`.
+        end: the column from which on nothing is loaded, a multiple of the vector size. Rows are not
+            shifted then.
         """
         rows = expand(mW, 0, self.shape[0])
         tXgW = self.partition_dest(self.partition_global(rows))
         tXrW = self.make_fragment(tXgW, mW.element_type) if into is None else into
         if self.is_shifted_column(mW) or there:
             return self.load_shifted(rows, tXrW, there=there)
-        if const_expr(not self.is_whole):
+        predicate = self.tXpX if end is None else predicate_k(self.tXcX, end)
+        if const_expr(predicate is not None):
             tXrW.fill(tXrW.element_type(0))
         width = self.num_copy_elems(mW.element_type) if are_neighbours(tXgW) else 1
-        self.vector_copy_fn(tXgW, tXrW, num_copy_elems=width)
+        vector_copy(tXgW, tXrW, pred=predicate, num_copy_elems=width)
         return tXrW
 
     def stage_column(self, mW: cute.Tensor) -> StagedColumn:

@@ -301,6 +301,8 @@ class Plan:
         if place.columns == "staged":
             sizes = [i.dtype.itemsize for i in self.staged_columns]
             tiles += place.num_threads * self.turns * self.elements_per_thread * sum(sizes)
+        if not (place.shifted or work.cut):
+            return tiles
         if not place.shifted:
             vectors = 1 if num.in_loops else self.turns * self.chunks
             return tiles + staged_bytes(work.cut, num.vec_size, vectors, place.num_threads)

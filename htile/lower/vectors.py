@@ -26,7 +26,7 @@ def vector_size(graph: Graph) -> int:
     It divides N, and the length of results that are shorter, if such vectors are long enough
     (`WHOLE_BYTES`; two elements for a scan, which takes as long for a vector as for an element) or
     rows are short: then every vector of a contiguous tensor is as aligned as it is long. Other rows
-    end inside a vector. It is
+    end inside a vector, and so do those whose groups a warp would not hold otherwise. It is
     smaller where the registers of a thread would not hold a vector of each of many inputs, and
     where groups of columns are smaller.
     """
@@ -36,14 +36,17 @@ def vector_size(graph: Graph) -> int:
     vec = min(vec, graph.group_size or vec)
     while vec > 1 and vec * inputs > VECTOR_REGISTERS:
         vec //= 2
-    ends = [o.there(graph.n) for o in graph.outputs]
-    whole = gcd(graph.multiple or graph.n, vec, *[end for _, end in filter(None, ends)])
+    whole = gcd(graph.multiple or graph.n, vec)
+    for output in graph.outputs:
+        if output.view is not None and (there := output.view.there(graph.n)):
+            whole = gcd(whole, there[1])
     if _lies_apart(graph):
         return whole
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
     is_short = whole * sum(rows) < WHOLE_BYTES * len(rows)
     is_short |= whole == 1 and any(node.op in SCANS for node in graph)
-    return vec if is_long and is_short else whole
+    is_narrow = (graph.group_size or 1) > WARP * whole  # for a warp to have all of a group
+    return vec if (is_long and is_short) or is_narrow else whole
 
 
 def _sizes(graph: Graph) -> tuple[list[int], ...]:
@@ -88,9 +91,10 @@ def ends_at_vector(piece: Input | Output, n: int, vec: int) -> bool:
 
     Predicates of the vectors then keep a kernel from what is behind its end.
     """
-    there = piece.there(n)
-    is_row = isinstance(piece, Output) or piece.role is Role.ROW
-    return is_row and there is not None and there[0] == 0 and there[1] % vec == 0
+    if piece.view is None:
+        return False
+    there = piece.view.there(n)
+    return there is not None and there[0] == 0 and there[1] % vec == 0
 
 
 def is_shifted(graph: Graph, align: int) -> bool:

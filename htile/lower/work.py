@@ -65,11 +65,13 @@ class Work:
         loaded = [i for i in graph.inputs if i.role in LOAD_ORDER and i.id in read]
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
-        self.beyond = tuple([i for i in self.rows if i.there(graph.n)])
-        vec = vector_size(graph)
-        self.torn = tuple([i for i in self.beyond if not ends_at_vector(i, graph.n, vec)])
-        short = [o for o in graph.outputs if o.there(graph.n)]
-        self.cut = tuple([o for o in short if not ends_at_vector(o, graph.n, vec)])
+        viewed = [each for each in (*self.rows, *graph.outputs) if each.view is not None]
+        beyond = [each for each in viewed if each.view.there(graph.n)] if viewed else viewed
+        vec = vector_size(graph) if beyond else 1
+        self.beyond = tuple([i for i in beyond if isinstance(i, Input)])
+        torn = [each for each in beyond if not ends_at_vector(each, graph.n, vec)]
+        self.torn = tuple([i for i in torn if isinstance(i, Input)])
+        self.cut = tuple([o for o in torn if isinstance(o, Output)])
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
         self.lookups = tuple([n for n in graph if n.op is Op.LOOKUP and n.value.spread])
         self.writes = tuple(o for o in graph.outputs if o.is_row and o.over is None)

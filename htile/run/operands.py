@@ -284,7 +284,8 @@ def alignment(graph: Graph, pieces: list[tuple[torch.Tensor | None, Input | Outp
     ends_inside = (graph.multiple or graph.n) % vec > 0
     for tensor, piece in pieces:
         size, view = piece.dtype.itemsize, piece.view
-        is_torn = piece.there(graph.n) and not ends_at_vector(piece, graph.n, vec)
+        is_torn = view is not None and view.there(graph.n)
+        is_torn = is_torn and not ends_at_vector(piece, graph.n, vec)
         if is_torn or (view is not None and view.is_of_groups):
             continue  # aligned pieces are loaded, or an element a vector
         if view is not None and not view.is_contiguous:

@@ -21,7 +21,7 @@ from tests.primitives.row_device import launch_pieces
 from tests.primitives.test_shifted import rows_at
 
 BF16 = torch.bfloat16
-LENGTHS = (100, 136, 1000, 1001, 5000)
+LENGTHS = (100, 101, 136, 1000, 1001, 5000)
 
 
 def padded(x, size, value=0.0):

@@ -232,7 +232,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         computed, of_thread = computed + each, of_thread + once
         times = 3 if rows_home is Home.SHARED else 2  # once in, and two vectors or one out
         shared += elements * sum([o.dtype.itemsize for o in work.writes]) / LINE * times
-    else:  # so do some rows here
+    elif work.torn or work.cut:  # so do some rows here
         torn, cut = [i for i in row_loads if i in work.torn], work.cut
         shared += elements * _lines(num, torn)
         shared += elements * sum([o.dtype.itemsize for o in cut]) / LINE * 2

@@ -11,7 +11,9 @@ import keyword
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...frontend.graph import Graph, Input, Output, Role
+import torch
+
+from ...frontend.graph import Graph, Input, Node, Output, Role
 from ...frontend.ops import Op
 from ..following import Following
 from ..periods import once, read_by_others
@@ -158,10 +160,22 @@ class Names:
 
     def expression(self, step: Compute, ctx: str = "ctx") -> str:
         """The text of what a step computes; `ctx` is the context that knows the columns."""
+        node = self.plan.graph[step.id]
+        if node.op is Op.LT and (end := self._end_of_columns(node)) is not None:
+            return f"{ctx}.below({end})"
         args = tuple(map(self.operand, step.inputs))
         if step.id in self.once:
             args = tuple(map(self._of_one_chunk, step.inputs, args))
-        return written(self.plan.graph[step.id], args, step.function, ctx)
+        return written(node, args, step.function, ctx)
+
+    def _end_of_columns(self, node: Node) -> int | None:
+        """The column below which a comparison holds, if that is so of whole vectors."""
+        if node.id in self.once:
+            return None
+        columns, end = self.plan.graph.operands(node)
+        is_known = columns.op is Op.INDEX and end.op is Op.CONST and not end.value.spread
+        is_whole = is_known and end.arg % self.plan.numerics.vec_size == 0
+        return end.arg if is_whole and columns.value.dtype is torch.int32 else None
 
     def _of_one_chunk(self, id: int, text: str) -> str:
         """An operand of what is computed of one chunk."""
@@ -271,17 +285,20 @@ class Names:
         """The column from which on nothing of a row is loaded or stored; None if all of it is."""
         if isinstance(piece, Input) and piece.end is not None:
             return self.operand(piece.end)
-        there = piece.there(self.plan.graph.n)
+        if piece.view is None or (there := piece.view.there(self.plan.graph.n)) is None:
+            return None
         is_told = isinstance(piece, Output) or self.there(piece) is None
-        return str(there[1]) if there and is_told else None
+        return str(there[1]) if is_told else None
 
     def there(self, i: Input) -> tuple[int, int] | None:
         """Which columns are in the rows of an input that comes in aligned pieces; None if all are.
         """
+        if i.view is None:
+            return None
         plan = self.plan
         is_told = not plan.placement.shifted  # by the end alone
         is_told = is_told and ends_at_vector(i, plan.graph.n, plan.numerics.vec_size)
-        return None if is_told else i.there(plan.graph.n)
+        return None if is_told else i.view.there(plan.graph.n)
 
     def _piece(self, whole: str) -> str:
         """`x0`, `x1`: the name of the whole and a count."""

@@ -44,10 +44,11 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
         case Load() | Reload():
             lines = []
             for i in step.inputs if isinstance(step, Reload) else (step.input,):
-                verb = "load_row" if i.role is Role.ROW else "load_column"
-                end = names.end(i)
-                part = f"{ctx}.until({end})" if end else ctx
-                read = f"{part}.{verb}({names.chunk(i)})"
+                read = f"{ctx}.load_column({names.whole(i)})"
+                if i.role is Role.ROW:
+                    end = names.end(i)
+                    part = f"{ctx}.until({end})" if end else ctx
+                    read = f"{part}.load_row({names.chunk(i)})"
                 if i in names.staged:
                     tile = names.fragments.get(i, f"{names.staged[i]}.arrived()")
                     read = f"{ctx}.read_row({tile})"

@@ -166,7 +166,7 @@ def divisor(plan: Plan, argument: Input | Output) -> int:
         return 1
     view = argument.view
     n, vec = plan.graph.n, plan.numerics.vec_size
-    is_torn = argument.there(n) and not ends_at_vector(argument, n, vec)
+    is_torn = view is not None and view.there(n) and not ends_at_vector(argument, n, vec)
     if is_torn or (view is not None and not view.is_contiguous):
         return 1  # its elements are accessed one by one, or in aligned pieces wherever it begins
     vector = plan.numerics.vec_size * itemsize
