@@ -310,6 +310,19 @@ def test_what_is_refused(call, kind, words):
     assert type(caught.value) is kind and words in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["inner", "mv", "dot", "vdot", "bmm"])
+def test_what_is_no_product_of_a_row_and_a_matrix_in_torch(name):
+    """torch.inner of a square matrix means x @ W.T, and the others raise."""
+    call = getattr(torch, name)
+
+    @htile.rowwise
+    def f(x, W: htile.Matrix):
+        return call(x, W)
+
+    with pytest.raises(UnsupportedError, match=r"of an htile.Matrix: write F.linear\(x, W\)"):
+        f(X, torch.ones(16, 16, dtype=BF16))
+
+
 def test_results_are_written_to_out():
     args = arguments(products.project, 4, 24, 16)
     expected = products.project(*args)

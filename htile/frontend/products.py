@@ -34,6 +34,8 @@ KINDS = {1: "a row", 2: "a small matrix", 3: "a few small matrices"}
 def product(a: object, b: object, what: str) -> Tensor:
     """The product of rows and matrices, each with as many axes as `what` takes."""
     if isinstance(b, Tensor) and is_matrix(b):
+        if 2 not in SIZES[what][1]:  # none of these is x @ W in torch
+            fail(UnsupportedError, f"{what} of an htile.Matrix: write F.linear(x, W) or x @ W")
         return multiplied(a, b, what)
     refuse_left(a, b, what)
     shapes = [tuple(x._sizes) if isinstance(x, Tensor) else x for x in (a, b)]
