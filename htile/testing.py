@@ -107,7 +107,7 @@ class _Products(TorchFunctionMode):
 
     In float32 they have the error of tensor cores, which add the products of 16 elements of K at a
     time and cut off what is below the last bit: each time at most 2 ** -23 of the sum so far.
-    Convolutions take one dtype, too, and have no such error.
+    Convolutions and einsums of rows alone take one dtype, too, and have no such error.
     """
 
     FUNCTIONS = (
@@ -123,7 +123,7 @@ class _Products(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is torch.nn.functional.l1_loss and (weight := dropped_weight()) is not None:
             kwargs = {**kwargs, "weight": weight}  # no mode is asked after this one
-        if function not in (*self.FUNCTIONS, torch.conv1d):
+        if function not in (*self.FUNCTIONS, torch.einsum, torch.conv1d):
             return function(*args, **kwargs)
         args, kwargs = pytree.tree_map(
             lambda v: v.to(self.dtype) if _is_floating(v) else v, (args, kwargs)
@@ -131,9 +131,21 @@ class _Products(TorchFunctionMode):
         product = function(*args, **kwargs)
         if self.dtype is not torch.float32 or function is torch.conv1d:
             return product
-        terms = function(*pytree.tree_map(torch.abs, args), **pytree.tree_map(torch.abs, kwargs))
-        steps = args[0].shape[-1] / 16
+        added = args[0].shape[-1] if function is not torch.einsum else _added_by_a_matrix(args)
+        if added is None:
+            return product
+        magnitudes, named = pytree.tree_map_only(torch.Tensor, torch.abs, (args, kwargs))
+        terms, steps = function(*magnitudes, **named), added / 16
         return product - product.sign() * terms * steps * 2.0**-23
+
+
+def _added_by_a_matrix(args: tuple) -> torch.Tensor | None:
+    """How many products an einsum adds up; None where no operand is a matrix of all rows."""
+    operands = [v for v in pytree.tree_leaves(args) if isinstance(v, torch.Tensor)]
+    is_batched = torch._C._functorch.is_batchedtensor
+    if all(v.ndim != 2 or is_batched(v) for v in operands):
+        return None
+    return torch.einsum(*pytree.tree_map_only(torch.Tensor, torch.ones_like, args))
 
 
 class _Viewed(torch.autograd.Function):

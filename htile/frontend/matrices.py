@@ -4,11 +4,13 @@ The matrix is an argument that is annotated htile.Matrix, or the transpose of on
 have 16 bits, and sums are float32. So the left operand is a row argument of 16 bits, or a value
 that `.to` has rounded to such a dtype, or one whose elements are unchanged elements of those. A row
 times or divided by one value of the row is the same as the product times or divided by that value,
-and becomes that. Nothing else is rounded without the user's word.
+and becomes that. Nothing else is rounded without the user's word. Heads of a row, as in
+`x.view(4, 16) @ W`, are multiplied one by one, and their products are stacked.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,9 @@ import torch
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from .dtypes import HALVES, dtype_name
 from .graph import Builder, Graph, Input, Node, Role
+from .joins import stack
 from .ops import MOVEMENTS, Op, Varies
+from .parts import MOST_PARTS, unbind
 from .tensor import Tensor, fail, node
 
 
@@ -52,8 +56,8 @@ def refuse_left(a: object, b: object, what: str) -> None:
 
 
 def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
-    """x @ matrix, of a row (K,) and a matrix (K, N)."""
-    found, (k, _) = _matrix(matrix), tuple(matrix._sizes)
+    """x @ matrix (..., N), of a row (K,) or up to 64 heads (..., K), and a matrix (K, N)."""
+    found, (k, n) = _matrix(matrix), tuple(matrix._sizes)
     if matrix._builder.multiple is not None:
         fail(UnsupportedError, f"{what} in a function of rows of any length (dynamic_n=True): "
              "leave dynamic_n out")  # fmt: skip
@@ -61,14 +65,24 @@ def multiplied(x: object, matrix: Tensor, what: str) -> Tensor:
         fail(UnsupportedError, f"{what} of one number of the row, expanded to ({x._sizes[0]},): "
              f"multiply the sums of {found.input.name} by that number, {found.input.name}.sum(...) "
              "is a column that all rows share")  # fmt: skip
-    if not isinstance(x, Tensor) or x.ndim != 1:
+    axes = x.ndim if isinstance(x, Tensor) and not is_matrix(x) else 0
+    if not axes or (what == "mm" and axes > 2):
         shape = tuple(x._sizes) if isinstance(x, Tensor) else x
         fail(ShapeError, f"{what} of {shape} and the matrix {found.input.name}: expected a row "
-             f"({k},) on the left; a batch is leading dimensions of the row")  # fmt: skip
-    if x._sizes[0] != k:
-        fail(ShapeError, f"{what} of a row of {x._sizes[0]} elements and the matrix "
+             f"({k},) or heads (..., {k}) of a row on the left; a batch is leading dimensions of "
+             "the row")  # fmt: skip
+    if x._sizes[-1] != k:
+        fail(ShapeError, f"{what} of a row of {x._sizes[-1]} elements and the matrix "
              f"{found.input.name}, whose columns have {k}: they must be as long; F.linear takes a "
              "matrix (N, K), and x @ W one of (K, N)")  # fmt: skip
+    if axes > 1:
+        heads = prod(x._sizes[:-1])
+        if heads > MOST_PARTS:
+            fail(UnsupportedError, f"{what} of {tuple(x._sizes)} and the matrix "
+                 f"{found.input.name} ({k}, {n}): {heads} heads would be {heads} products, at most "
+                 f"{MOST_PARTS} are written out; pass the heads as rows, in a tensor "
+                 f"(..., {heads}, {k})")  # fmt: skip
+        return stack([multiplied(head, matrix, what) for head in unbind(x)])
     left, factors = _left(x, found.input, what)
     given = Tensor(x._builder, found.input.id)
     product = node(Op.MATMUL, left, given, arg=found.is_transposed)
@@ -174,6 +188,6 @@ def _users(graph: Graph, id: int) -> list[Node]:
 
 
 def linear_of_a_matrix(input, weight, bias=None):
-    """F.linear by a matrix argument: the products of a row with the rows of the matrix."""
+    """F.linear by a matrix argument: the products of a row or of heads with the matrix's rows."""
     product = multiplied(input, weight.T, "F.linear")
     return product if bias is None else product + bias

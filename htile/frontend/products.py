@@ -125,7 +125,7 @@ def outer(input, vec2):
 
 
 def linear(input, weight, bias=None):
-    """The products of a row (K,) with the rows of a matrix (N, K), plus a bias."""
+    """The products of a row (K,), or of heads (..., K), with a matrix (N, K), plus a bias."""
     if isinstance(weight, Tensor) and is_matrix(weight):
         return linear_of_a_matrix(input, weight, bias)
     sizes = tuple(weight._sizes) if isinstance(weight, Tensor) else ()
@@ -170,6 +170,8 @@ def _is_number(given: object, number: int) -> bool:
 def einsum(equation, *operands):
     """The sums of products that the letters of the axes say, as in "k,kn->n"; of floats."""
     terms, letters, told = _terms(equation, operands)
+    if any(is_matrix(x) for x in operands):
+        return _by_a_matrix(terms, letters, operands, told)
     return _summed(terms, letters, operands, told, "torch.einsum")
 
 
@@ -219,9 +221,23 @@ def _terms(equation: object, operands: tuple) -> tuple[list[str], str, str]:
     if repeats or not set(right) <= set(letters):
         fail(UnsupportedError, f"{told}: a letter stands once in each operand and in the result, "
              "and those of the result in an operand")  # fmt: skip
-    if any(is_matrix(x) for x in operands):
-        fail(UnsupportedError, f"{told} of an htile.Matrix: write F.linear(x, W) or x @ W")
     return terms, right, told
+
+
+def _by_a_matrix(terms: list[str], letters: str, operands: tuple, told: str) -> Tensor:
+    """The einsum of a row (K,) or heads (..., K) and a matrix argument, summed over K alone."""
+    pairs = sorted(zip(operands, terms, strict=True), key=lambda pair: is_matrix(pair[0]))
+    *others, (matrix, of_matrix) = pairs
+    of_x = others[0][1] if len(others) == 1 and not is_matrix(others[0][0]) else ""
+    heads = [letter for letter in of_x if letter not in of_matrix]
+    columns = [letter for letter in of_matrix if letter not in of_x]
+    if len(columns) != 1 or sorted(heads + columns) != sorted(letters):
+        fail(UnsupportedError, f"{told} of an htile.Matrix: write F.linear(x, W) or x @ W")
+    is_transposed = of_matrix[0] in columns
+    k = of_matrix[is_transposed]
+    x = permute(others[0][0], [of_x.index(letter) for letter in (*heads, k)])
+    made = multiplied(x, matrix.mT if is_transposed else matrix, "einsum")
+    return permute(made, [(heads + columns).index(letter) for letter in letters])
 
 
 def _without_dots(text: str, operands: tuple) -> str:

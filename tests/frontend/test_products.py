@@ -209,8 +209,9 @@ def test_einsum_of_large_matrices():
     def of_a_matrix(x, weight: htile.Matrix):
         return torch.einsum("k,nk->n", x, weight)
 
-    with pytest.raises(UnsupportedError, match=r"write F\.linear"):
-        of_a_matrix(x.bfloat16(), weight.T.bfloat16())
+    x, weight = x.bfloat16(), weight.T.bfloat16()
+    exact = x.double() @ weight.T.double()
+    torch.testing.assert_close(of_a_matrix(x, weight).double(), exact, rtol=1e-2, atol=1e-2)
 
 
 def test_a_product_of_large_matrices():
