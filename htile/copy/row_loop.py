@@ -140,10 +140,15 @@ class RowsAhead(Static):
 
     loop: the loop, whose context has `TURNS` tiles in shared memory for each tensor.
     tensors: the row tensors (M, N). The loads of the first row start here.
+    ends: for each tensor the column from which on nothing is loaded, or None. By default there is
+        no such column, as of shifted rows.
     """
 
-    def __init__(self, loop: RowLoop, *tensors: cute.Tensor):
+    def __init__(
+        self, loop: RowLoop, *tensors: cute.Tensor, ends: tuple[int | None, ...] | None = None
+    ):
         self.loop, self.tensors = loop, tensors
+        self.ends = (None,) * len(tensors) if ends is None else ends
         self.tiles = [loop.ctx.sX, *loop.ctx.extra_sX]
         self.is_shifted = loop.ctx.config.shifted
         self._start(0)
@@ -155,9 +160,9 @@ class RowsAhead(Static):
             for pieces in self._pieces(row, k):
                 pieces.copy()
         else:
-            for mX, tile in self._in_turn(k):
+            for (mX, tile), end in zip(self._in_turn(k), self.ends, strict=True):
                 tXgX = row.partition_dest(row.partition_global(mX))
-                row.copy_row(tXgX, row.partition_dest(tile), is_async=True)
+                row.until(end).copy_row(tXgX, row.partition_dest(tile), is_async=True)
         cute.arch.cp_async_commit_group()
 
     def _in_turn(self, k: int | Int32) -> list[tuple[cute.Tensor, cute.Tensor]]:

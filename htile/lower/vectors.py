@@ -38,7 +38,9 @@ def vector_size(graph: Graph) -> int:
         vec //= 2
     whole = gcd(graph.multiple or graph.n, vec)
     for output in graph.outputs:
-        if output.view is not None and (there := output.view.there(graph.n)):
+        if output.view is None or output.over is not None:
+            continue
+        if there := output.view.there(graph.n):
             whole = gcd(whole, there[1])
     if _lies_apart(graph):
         return whole

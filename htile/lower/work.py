@@ -65,7 +65,8 @@ class Work:
         loaded = [i for i in graph.inputs if i.role in LOAD_ORDER and i.id in read]
         self.loaded = tuple(sorted(loaded, key=lambda i: LOAD_ORDER.index(i.role)))
         self.rows = tuple(i for i in self.loaded if i.role is Role.ROW)
-        viewed = [each for each in (*self.rows, *graph.outputs) if each.view is not None]
+        pieces = (*self.rows, *graph.outputs)
+        viewed = [each for each in pieces if each.view is not None and each.over is None]
         beyond = [each for each in viewed if each.view.there(graph.n)] if viewed else viewed
         vec = vector_size(graph) if beyond else 1
         self.beyond = tuple([i for i in beyond if isinstance(i, Input)])

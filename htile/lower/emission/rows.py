@@ -36,8 +36,10 @@ def loads_once(plan: Plan, names: Names) -> list[str]:
         lines += wrapped_call(call, list(args), ")")
     lines.append(f"    {names.loop} = RowLoop({block}, {plan.numerics.groups})")
     if is_ahead(plan):
-        tensors = [names.tensors[i] for i in plan.work.rows]
-        lines += wrapped_call(f"    {names.ahead} = RowsAhead(", [names.loop, *tensors], ")")
+        args = [names.loop, *(names.tensors[i] for i in plan.work.rows)]
+        ends = [names.end(i) if i.end is None else None for i in plan.work.rows]
+        args += [f"ends={tuple_of(map(str, ends))}"] if any(ends) else []
+        lines += wrapped_call(f"    {names.ahead} = RowsAhead(", args, ")")
     if batch := _batch(names):
         tensors, held = batch
         lines += wrapped_call(f"    {held} = {names.loop}.values(", ["0", tensors], ")")
@@ -145,8 +147,9 @@ def combining_kernel(plan: Plan, names: Names) -> list[str]:
             "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
         ]
     for place, each in enumerate(parts_of(plan)):
-        columns = plan.graph.n if each.output.is_row else 1
-        args = [OF_OP[each.output.over].combine, names.tensors[each.output], str(columns), "parts"]
+        n, output = plan.graph.n, each.output
+        columns = (output.there(n) or (0, n))[1] if output.is_row else 1
+        args = [OF_OP[output.over].combine, names.tensors[output], str(columns), "parts"]
         args += [f"place={place}"] if place else []
         lines += wrapped_call(f"    {_parts(plan, names, each)}.combine(", args, ")")
     return lines

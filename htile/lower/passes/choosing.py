@@ -85,7 +85,7 @@ class Choosing:
         if what == "reduced":
             return self.graph[k].op in WIDENED
         output = self.graph.outputs[k] if what == "out" else None
-        return output is not None and len(output.inner) == 1 and output.over is None
+        return output is not None and len(output.inner) == 1
 
     def _only(self, part: int, index: Index, size: int, beside: int, node: Node) -> int:
         """What a reduction takes of a whole row, of which so many elements count.
