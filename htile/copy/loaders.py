@@ -235,11 +235,10 @@ class ElementwiseStorer(Static):
         if ctx.config.shifted or (end is not None and end % ctx.vec_size):
             store_shifted(ctx, mO, tXrO, tile, end)
             return
-        ctx = ctx.until(end)
-        if has_one_a_group(mO):
+        if has_one_a_group(mO):  # all groups are stored, so that there is no end
             ctx.store_of_groups(mO, tXrO)
             return
-        ctx.copy_row(tXrO, ctx.partition_dest(ctx.partition_global(mO)))
+        ctx.until(end).copy_row(tXrO, ctx.partition_dest(ctx.partition_global(mO)))
 
     def keep(
         self, mO: cute.Tensor, tile: cute.Tensor | None = None, end: int | None = None

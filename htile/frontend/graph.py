@@ -85,7 +85,8 @@ class View:
     def there(self, n: int) -> tuple[int, int] | None:
         """Which of n columns are in the tensor: the first one, and the one behind the last.
 
-        None if all are. What the kernel has in other columns is any number of the row.
+        None if all are, as they have to be in a piece whose elements are no neighbours, or lie in
+        groups. What the kernel has in other columns is any number of the row.
         """
         if self.steps != (self.width,) or self.at is not None or self.groups is not None:
             return None

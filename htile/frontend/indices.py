@@ -17,7 +17,7 @@ from .composites import INF, NAN
 from .dtypes import FLOAT8, STORAGE
 from .factories import index
 from .functions import clamp, implements, where
-from .graph import Builder, Role
+from .graph import Builder, Node, Role
 from .joins import cat, repeat_interleave, stack
 from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
 from .parts import MOST_PARTS, part, too_many
@@ -294,14 +294,10 @@ def _of_groups(x: Tensor, y: Tensor) -> Tensor | None:
     None where the indices are others, or groups are none that the columns may be in.
     """
     builder, (count,) = y._builder, x._sizes
-    divided = builder[y._id]
-    while divided.op is Op.CONVERT:
-        divided = builder[divided.inputs[0]]
+    divided = _unconverted(builder, y._id)
     if divided.op not in (Op.FLOORDIV, Op.RSHIFT) or len(divided.value.inner) != 1:
         return None
-    column, by = (builder[i] for i in divided.inputs)
-    while column.op is Op.CONVERT:
-        column = builder[column.inputs[0]]
+    column, by = (_unconverted(builder, i) for i in divided.inputs)
     if builder.multiple is not None or column.op is not Op.INDEX:
         return None
     if by.op is not Op.CONST or by.value.spread or by.arg < 1:
@@ -311,6 +307,13 @@ def _of_groups(x: Tensor, y: Tensor) -> Tensor | None:
         return None
     groups = part(x, -1, 0, -(-n // size))
     return part(repeat_interleave(groups, size), -1, 0, n)
+
+
+def _unconverted(builder: Builder, id: int) -> Node:
+    """The node of an index, before it was converted to another integer that holds it."""
+    while builder[id].op is Op.CONVERT and builder[id].value.dtype in (torch.int32, INT64):
+        id = builder[id].inputs[0]
+    return builder[id]
 
 
 def _has_as_many(x: Tensor, y: Tensor) -> bool:

@@ -47,8 +47,8 @@ def vector_size(graph: Graph) -> int:
     is_long = graph.n >= SHIFTED_VECTORS * vec and vec * min(rows + columns) >= WORD_BYTES
     is_short = whole * sum(rows) < WHOLE_BYTES * len(rows)
     is_short |= whole == 1 and any(node.op in SCANS for node in graph)
-    is_narrow = (graph.group_size or 1) > WARP * whole  # for a warp to have all of a group
-    return vec if (is_long and is_short) or is_narrow else whole
+    splits_groups = (graph.group_size or 1) > WARP * whole  # a warp would not have all of one
+    return vec if (is_long and is_short) or splits_groups else whole
 
 
 def _sizes(graph: Graph) -> tuple[list[int], ...]:

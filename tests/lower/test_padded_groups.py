@@ -104,6 +104,73 @@ def test_the_placed_graph_is_the_oracle(f, n):
         assert len(placed.outputs) == len(traced.outputs)
 
 
+def less_the_largest(groups):
+    return (groups - groups.amax(-1, keepdim=True)).flatten()
+
+
+def padded_before(x):
+    return less_the_largest(F.pad(x, (-x.shape[-1] % 8, 0)).view(-1, 8))[-x.shape[-1] :]
+
+
+def cut_at_both_ends(x):
+    return less_the_largest(padded(x, 8))[1 : x.shape[-1]]
+
+
+def rolled(x):
+    return less_the_largest(padded(x, 8))[: x.shape[-1]].roll(1)
+
+
+def transposed(x):
+    return padded(x, 16).T.flatten()[: x.shape[-1]]
+
+
+def of_two_sizes(x):
+    return [less_the_largest(padded(x, size))[: x.shape[-1]] for size in (16, 8)]
+
+
+def cut_twice(x):
+    values = less_the_largest(padded(x, 32))
+    return values[: x.shape[-1] - 3], values[: x.shape[-1]]
+
+
+OTHERS = (padded_before, cut_at_both_ends, rolled, transposed, of_two_sizes, cut_twice)
+
+
+@pytest.mark.parametrize("n", [12, 40, 65, 136, 1001])
+@pytest.mark.parametrize("f", OTHERS)
+def test_no_piece_lies_beside_a_result(f, n):
+    """The interpreter raises IndexError where one does; longer rows may be refused."""
+    rowwise, args = htile.rowwise(f), arguments(f, n)
+    call = classify(rowwise._signature, args)
+    traced = trace(f, call.specs, call.n)
+    try:
+        placed = place_well(traced)
+    except htile.UnsupportedError:
+        assert n > 64
+        return
+    expected = [each.numpy() for each in pytree.tree_leaves(oracle(rowwise, *args))]
+    found = interpreted(placed, traced, {"x": args[0]}, call.lead)
+    for one, exact in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, exact)
+    ends = [output.view.there(placed.n) for output in placed.outputs if output.view is not None]
+    assert all(0 <= first < end for first, end in filter(None, ends))
+
+
+def test_a_mean_keeps_its_digits_beside_a_large_first_element():
+    """The kernel of rows that are wider than the row, on the simulator."""
+
+    def mean(x):
+        return x.mean(), padded(x, 128).amax(-1)
+
+    x = torch.rand(1, 400) / 1000
+    x[0, 0] = 1000.0
+    kernel = htile.rowwise(mean).inspect(x, arch="sm_90a")
+    assert kernel.graph.n == 512
+    found, largest = torch.zeros(1), torch.zeros(1, 4)
+    launch_pieces(kernel, {"x": x, "out0": found, "out1": largest}, 1)
+    torch.testing.assert_close(found.double(), x.double().mean(-1), rtol=5e-7, atol=0)
+
+
 def test_the_mean_of_equal_elements_is_that_element():
     def centered(x):
         deviation = x - x.mean()

@@ -28,6 +28,7 @@ from .by_column import MOST_CHOSEN
 from .lifted_scans import NEUTRAL, neutral
 from .placed import Placed
 
+ROUNDED = 2.0**-20  # of a mean of equal float32 numbers: 8 units in the last place
 WIDENED = NEUTRAL.keys() - {Op.KTHVALUE}  # reductions that may take a whole row
 
 
@@ -80,7 +81,7 @@ class Choosing:
     def _may_be_wider(self, axis: Axis) -> bool:
         """Whether a reduction or a result knows where its axis ends among more columns."""
         what, k, _ = axis.key
-        if self.factors[axis.key] != [(axis.size, True)] or axis.key in self.widened:
+        if self.factors[axis.key] != [(axis.size, True)]:
             return False
         if what == "reduced":
             return self.graph[k].op in WIDENED
@@ -96,33 +97,34 @@ class Choosing:
         counts = self._computed(Op.LT, ends, None, node)
         return self._computed(Op.WHERE, (counts, part, beside), None, node)
 
-    def _beside(self, node: Node, wanted: Wanted, at: int, start: int) -> int:
+    def _beside(self, node: Node) -> int:
         """What a reduction takes in columns that do not count: what leaves its result as it is.
-
-        A mean takes the first element that counts, so that it is exact where all are equal. It
-        takes 0 where that is found in no column alone. Of squares it takes 0 too: one large square
-        beside small ones would be rounded, and a mean of squares has no need to be exact.
         """
         operand = self.graph[node.inputs[0]]
-        is_pivot = node.op is Op.MEAN and not _is_square(operand)
-        if is_pivot and _has_columns_alone(self.graph, operand):
-            return self._want(operand.id, (*wanted[:at], Index(start), *wanted[at:]))
         of = replace(node, value=replace(node.value, dtype=operand.value.dtype))
         return self._add(Placed(Op.CONST, (), neutral(node.op, operand.value.dtype), (), of))
 
-    def _mean_of_fewer(self, mean: int, beside: int, more: float, node: Node) -> int:
-        """The mean of the elements that count, of a mean over all columns.
+    def _mean_of_fewer(self, mean: int, more: float, node: Node, wanted: Wanted) -> int:
+        """The mean of the elements that count, of a mean over all columns, which has 0 beside them.
 
-        more: how many columns do not count, for each that counts.
+        more: how many columns there are for each that counts. wanted: the first of those.
+
+        Where all elements are equal, their mean is exactly that element: the result is the first
+        one if it differs from that by no more than a sum is rounded (`ROUNDED`). This is left out
+        where an element is found in no column alone, and of squares, which are not subtracted.
         """
 
         def computed(op: Op, *inputs: int) -> int:
             return self._computed(op, inputs, None, node)
 
-        share, zero = (self._add(Placed(Op.CONST, (), number, (), node)) for number in (more, 0.0))
-        moved = computed(Op.SUB, computed(Op.MUL, mean, share), computed(Op.MUL, beside, share))
-        is_finite = computed(Op.EQ, computed(Op.SUB, moved, moved), zero)
-        return computed(Op.WHERE, is_finite, computed(Op.ADD, mean, moved), mean)
+        times, bound = (self._add(Placed(Op.CONST, (), x, (), node)) for x in (more, ROUNDED))
+        found, operand = computed(Op.MUL, mean, times), self.graph[node.inputs[0]]
+        if _is_square(operand) or not _has_columns_alone(self.graph, operand):
+            return found
+        first = self._want(operand.id, wanted)
+        apart = computed(Op.ABS, computed(Op.SUB, found, first))
+        is_near = computed(Op.LE, apart, computed(Op.MUL, computed(Op.ABS, first), bound))
+        return computed(Op.WHERE, is_near, first, found)
 
     def _position(self, index: Index, node: Node) -> int:
         """The number of each element that is wanted of an axis."""

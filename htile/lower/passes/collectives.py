@@ -114,8 +114,8 @@ class Collectives:
         found = self._of_all(parts, inside, outside, node)
         columns = self.widened.get(("reduced", node.id, k), size)
         if node.op is Op.MEAN and columns > size:
-            beside = self._beside(node, wanted, at, start)
-            return self._mean_of_fewer(found, beside, (columns - size) / size, node)
+            first = (*wanted[:at], Index(start), *wanted[at:])
+            return self._mean_of_fewer(found, columns / size, node, first)
         return found
 
     def _of_all(
@@ -160,7 +160,7 @@ class Collectives:
             place = Index(start).plus(index)
             part = self._want(node.inputs[0], (*wanted[:at], place, *wanted[at:]))
             if wide > size:
-                part = self._only(part, index, size, self._beside(node, wanted, at, start), node)
+                part = self._only(part, index, size, self._beside(node), node)
             parts.append(part)
         return parts, inside
 

@@ -81,6 +81,7 @@ class _Building:
             for k, wanted in found:
                 is_row = bool(axes_of(wanted))
                 view = self._view(output.inner, wanted, is_row)
+                self._refuse_beyond_result(output, k, wanted, view)
                 inner = output.inner if view is None else (n,) if is_row else ()
                 kinds = output.dtype, inner, is_row, view, output.over
                 outputs.append(Output(output.name, ids[k], *kinds))
@@ -145,6 +146,23 @@ class _Building:
         if key not in self.leaves:
             self.leaves[key] = new.add_input(source.name, role, source.dtype, value, view)
         return self.leaves[key]
+
+    def _refuse_beyond_result(
+        self, output: Output, k: int, wanted: Wanted, view: View | None
+    ) -> None:
+        """Raise an error where a piece of a result would be stored behind the end of the result.
+
+        One that is all of it is stored up to its end (`View.there`).
+        """
+        pairs = zip(wanted, output.inner, strict=True)
+        if all([index.last < size for index, size in pairs]):
+            return
+        if view is not None and view.start == (0,) and view.there(self.n):
+            return
+        raise Ungrouped if self.groups else UnsupportedError(
+            f"{output.name} ends before the columns do, and would be cut into pieces",
+            self.nodes[k].of.loc,
+        )
 
     def _touching(self, leaf: Placed) -> Wanted:
         """What is wanted of a row, moved to its start where no element of the row is wanted.

@@ -188,9 +188,10 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
                     wanted = (Index(start).plus(index),)
                     yield self._want(output.id, wanted), wanted
             return
-        keys = [("out", k, d) for d in range(len(output.inner))]
-        sizes = [self.widened.get(*each) for each in zip(keys, output.inner, strict=True)]
-        each = [list(self._blocks(*axis)) for axis in zip(keys, sizes, strict=True)]
+        each = []
+        for d, size in enumerate(output.inner):
+            columns = self.widened.get(("out", k, d), size)
+            each.append(list(self._blocks(("out", k, d), columns)))
         for blocks in itertools.product(*each):
             wanted = tuple(index for index, _ in blocks)
             self._note(tuple(axis for _, axes in blocks for axis in axes))

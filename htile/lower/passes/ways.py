@@ -67,10 +67,8 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         if len(best) <= FEW_PIECES * len(graph):
             return best
     if in_groups and _has_groups_beyond(graph):
-        with suppress(UnsupportedError):
-            found = place(graph, chosen=True)
-            if len(found) <= FEW_PIECES * len(graph):
-                return found
+        with suppress(UnsupportedError, TooLong):
+            return place(graph, chosen=True, nodes=FEW_PIECES * len(graph))
     chosen = choose_by_column(graph)
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
     ways += [(reduce_last(graph), False)]
@@ -111,8 +109,8 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             return place(other, in_groups, apart=apart)
     ways = (graph, reduce_by_column(graph), moved, reduce_by_column(moved))
     for other in dict.fromkeys(ways if graph.multiple is None else ()):
-        with suppress(UnsupportedError):
-            found = place(other, in_groups=False, chosen=True)
+        with suppress(UnsupportedError, TooLong):
+            found = place(other, in_groups=False, chosen=True, nodes=2 * MOST_NODES)
             if len(found) <= MOST_NODES:
                 return found
             refused = UnsupportedError(_too_many(len(found)), refused.loc)
