@@ -22,6 +22,12 @@ def as_bytes(x):
 
 # Rows that end at a vector and inside of one: short ones, several rows a CTA, loops and clusters.
 LENGTHS = 100, 136, 1000, 1001, 5000, 20007, 100104
+@htile.rowwise
+def deviation(x):
+    rest = x - x.mean()
+    return rest, padded.padded(rest, 128).amax(-1)
+
+
 SUMS = htile.rowwise(padded.sums)
 PLANS = (20007, {"form": "loops"}), (20007, {"form": "held"}), (100104, {"form": "loops"})
 FUNCTIONS = [htile.rowwise(f) for f in (as_bytes, *padded.FUNCTIONS)]
@@ -44,6 +50,7 @@ def of_sums(device, n):
 def jobs(arch):
     for n in LENGTHS:
         yield job(SUMS, of_sums("cpu", n), arch)
+        yield job(deviation, [torch.empty(2048, n)], arch)
     for n in (1000, 1001):
         x = torch.empty(3000, n)
         yield job(htile.rowwise(padded.softmax_of_groups), [x], arch)
@@ -112,3 +119,11 @@ def test_gradients(n, device):
     expected = torch.autograd.grad((torch.stack(rows) * factor).sum(), exact)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_the_mean_of_equal_elements_is_that_element(n, device):
+    seed("equal", n)
+    scales = 10.0 ** torch.randint(-6, 6, (2048, 1), device=device)
+    x = (torch.randn(2048, 1, device=device) * scales).expand(2048, n).contiguous()
+    assert not deviation(x)[0].any()

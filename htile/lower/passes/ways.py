@@ -109,11 +109,16 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             return place(other, in_groups, apart=apart)
     ways = (graph, reduce_by_column(graph), moved, reduce_by_column(moved))
     for other in dict.fromkeys(ways if graph.multiple is None else ()):
-        with suppress(UnsupportedError, TooLong):
-            found = place(other, in_groups=False, chosen=True, nodes=2 * MOST_NODES)
-            if len(found) <= MOST_NODES:
-                return found
-            refused = UnsupportedError(_too_many(len(found)), refused.loc)
+        with suppress(UnsupportedError):
+            try:
+                found = place(other, in_groups=False, chosen=True, nodes=LONGER * MOST_NODES)
+            except TooLong:
+                count = f"more than {LONGER * MOST_NODES}"
+            else:
+                if len(found) <= MOST_NODES:
+                    return found
+                count = str(len(found))
+            refused = UnsupportedError(_too_many(count), refused.loc)
     raise refused
 
 
@@ -148,7 +153,7 @@ def _with_lifted_scans(graph: Graph, best: Graph, in_groups: bool) -> Graph:
     return best
 
 
-def _too_many(nodes: int) -> str:
+def _too_many(nodes: str) -> str:
     return (f"a kernel of {nodes} operations, at most {MOST_NODES}: what is computed of a part of "
             "a row is computed again for each place that it is moved to, such as the largest of a "
             "window in a gradient; take smaller windows, or their gradient outside")  # fmt: skip
