@@ -20,6 +20,13 @@ def as_bytes(x):
     return (groups > scale / 2).flatten()[: x.shape[-1]].to(torch.int8), scale.flatten()
 
 
+def of_pairs(x):
+    """Bytes and masks whose vectors are shorter than a word, so that they are stored one by one."""
+    pairs = padded.padded(x, 2)
+    is_largest = pairs == pairs.amax(-1, keepdim=True)
+    return is_largest.flatten()[: x.shape[-1]].to(torch.int8), (pairs > 0).flatten()[: x.shape[-1]]
+
+
 # Rows that end at a vector and inside of one: short ones, several rows a CTA, loops and clusters.
 LENGTHS = 100, 136, 1000, 1001, 5000, 20007, 100104
 @htile.rowwise
@@ -30,7 +37,7 @@ def deviation(x):
 
 SUMS = htile.rowwise(padded.sums)
 PLANS = (20007, {"form": "loops"}), (20007, {"form": "held"}), (100104, {"form": "loops"})
-FUNCTIONS = [htile.rowwise(f) for f in (as_bytes, *padded.FUNCTIONS)]
+FUNCTIONS = [htile.rowwise(f) for f in (as_bytes, of_pairs, *padded.FUNCTIONS)]
 
 
 def arguments(f, n, dtype, device, rows=5):
