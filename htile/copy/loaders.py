@@ -243,7 +243,9 @@ class ElementwiseStorer(Static):
     def keep(
         self, mO: cute.Tensor, tile: cute.Tensor | None = None, end: int | None = None
     ) -> KeptRow:
-        """Keep a result on chip until loops over chunks have made all of it. Its rows are shifted.
+        """Keep a result on chip until loops over chunks have made all of it.
+
+        Its rows are shifted, or end inside a vector.
 
         tile: the tile or the fragment of a row that no thread reads after it has made the same
             chunk of the result, and whose elements have as many bytes. The result takes its place.
@@ -293,8 +295,8 @@ def store_shifted(
 
     tile, end: as for `ElementwiseStorer.store`.
     """
-    if not ctx.has_words(mO):  # only rows that end inside a vector have such vectors
-        store_elements(ctx, mO, tXrO, ctx.shape[1] if end is None else end)
+    if not ctx.has_words(mO):  # of shifted rows, all vectors have
+        store_elements(ctx, mO, tXrO, end)
         return
     vectors = cute.size(tXrO, mode=[2])
     if tile is not None:

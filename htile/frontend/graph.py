@@ -201,10 +201,6 @@ class Output:
     over: Op | None = None
     formula: ClassVar[None] = None  # as of an input that is not computed
 
-    def there(self, n: int) -> tuple[int, int] | None:
-        """Which of n columns the result has, as of `View.there`; None if it has all of them."""
-        return None if self.view is None else self.view.there(n)
-
 
 def tensor_dtype(piece: Input | Output) -> torch.dtype:
     """The dtype of the tensor that an input or output is a piece of."""

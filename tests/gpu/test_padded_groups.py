@@ -13,6 +13,7 @@ from .test_out import compile_in_place
 
 pytestmark = pytest.mark.gpu
 
+
 def as_bytes(x):
     """Bytes that no rounding changes."""
     groups = padded.padded(x, 128)
@@ -29,6 +30,8 @@ def of_pairs(x):
 
 # Rows that end at a vector and inside of one: short ones, several rows a CTA, loops and clusters.
 LENGTHS = 100, 136, 1000, 1001, 5000, 20007, 100104
+
+
 @htile.rowwise
 def deviation(x):
     rest = x - x.mean()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 
 import htile
 from htile.frontend.roles import classify
 from htile.frontend.trace import trace
 from htile.lower.passes.space import place
-from htile.testing import assert_close, oracle
+from htile.testing import assert_close
 from tests.generated.movements import interpreted
+from tests.lower.placing import assert_placed_right, placed_and_values
 
 
 def behind(x, t: htile.PerRow):
@@ -60,15 +60,7 @@ def arguments(f, n):
 @pytest.mark.parametrize("n", [64, 100, 129, 1000, 4096, 4099])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_placed_graph_is_the_oracle(f, n):
-    rowwise, args = htile.rowwise(f), arguments(f, n)
-    call = classify(rowwise._signature, args)
-    traced = trace(f, call.specs, call.n)
-    named = dict(zip(rowwise._signature.names, args, strict=True))
-    placed = place(traced)
-    expected = [each.numpy() for each in pytree.tree_leaves(oracle(rowwise, *args))]
-    for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):
-        assert found.shape == exact.shape
-        np.testing.assert_allclose(found, exact, rtol=1e-14, atol=1e-14)
+    placed = assert_placed_right(f, arguments(f, n), place, 1e-14)
     assert len(list(placed)) < 200, "no part of the row is written out"
 
 
@@ -77,11 +69,8 @@ def test_the_mean_of_equal_elements_is_that_element():
         z = torch.cat((x, t[None], x[:3]))
         return (z - z.mean())[:-4]
 
-    rowwise = htile.rowwise(centered)
     x = torch.full((3, 1000), 0.1)
-    call = classify(rowwise._signature, (x, x[:, 0]))
-    traced = trace(centered, call.specs, call.n)
-    (found,) = interpreted(place(traced), traced, {"x": x, "t": x[:, 0]}, call.lead)
+    _, (found,) = placed_and_values(centered, (x, x[:, 0]), place)
     assert not found.any()
 
 

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils import _pytree as pytree
 
 import htile
-from htile.frontend.roles import classify
-from htile.frontend.trace import trace
 from htile.lower.passes.ways import place_well
-from htile.testing import assert_close, oracle
-from tests.generated.movements import interpreted
+from htile.testing import assert_close
+from tests.lower.placing import assert_placed_right, placed_and_values
 from tests.lower.test_compile import check
 from tests.primitives.row_device import launch_pieces
 from tests.primitives.test_shifted import rows_at
@@ -89,19 +86,12 @@ def arguments(f, n, dtype=torch.float32, rows=3):
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_the_placed_graph_is_the_oracle(f, n):
-    rowwise, args = htile.rowwise(f), arguments(f, n)
-    call = classify(rowwise._signature, args)
-    traced = trace(f, call.specs, call.n)
-    named = dict(zip(rowwise._signature.names, args, strict=True))
-    placed = place_well(traced)
-    expected = [each.numpy() for each in pytree.tree_leaves(oracle(rowwise, *args))]
-    for found, exact in zip(interpreted(placed, traced, named, call.lead), expected, strict=True):
-        assert found.shape == exact.shape
-        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+    placed = assert_placed_right(f, arguments(f, n), place_well, 1e-12)
     if n > 128:  # the groups of a shorter row may be pieces of their own
         assert placed.n > n
         assert len(placed) < 80, "no group is written out"
-        assert len(placed.outputs) == len(traced.outputs)
+        names = [output.name for output in placed.outputs]
+        assert len({*names}) == len(names), "each result is one piece"
 
 
 def less_the_largest(groups):
@@ -133,25 +123,18 @@ def cut_twice(x):
     return values[: x.shape[-1] - 3], values[: x.shape[-1]]
 
 
-OTHERS = (padded_before, cut_at_both_ends, rolled, transposed, of_two_sizes, cut_twice)
+# Functions whose results are cut otherwise, and lengths at which they are placed.
+OTHERS = {
+    padded_before: (12, 40, 136, 1000), cut_at_both_ends: (12, 40, 65, 1001),
+    rolled: (12, 40, 65, 136, 1001), transposed: (12, 40, 65), of_two_sizes: (12, 40),
+    cut_twice: (12, 40, 136, 1001),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [12, 40, 65, 136, 1001])
-@pytest.mark.parametrize("f", OTHERS)
+@pytest.mark.parametrize(("f", "n"), [(f, n) for f, lengths in OTHERS.items() for n in lengths])
 def test_no_piece_lies_beside_a_result(f, n):
-    """The interpreter raises IndexError where one does; longer rows may be refused."""
-    rowwise, args = htile.rowwise(f), arguments(f, n)
-    call = classify(rowwise._signature, args)
-    traced = trace(f, call.specs, call.n)
-    try:
-        placed = place_well(traced)
-    except htile.UnsupportedError:
-        assert n > 64
-        return
-    expected = [each.numpy() for each in pytree.tree_leaves(oracle(rowwise, *args))]
-    found = interpreted(placed, traced, {"x": args[0]}, call.lead)
-    for one, exact in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, exact)
+    """The interpreter raises IndexError where one does."""
+    placed = assert_placed_right(f, arguments(f, n), place_well, 0)
     ends = [output.view.there(placed.n) for output in placed.outputs if output.view is not None]
     assert all(0 <= first < end for first, end in filter(None, ends))
 
@@ -176,12 +159,9 @@ def test_the_mean_of_equal_elements_is_that_element():
         deviation = x - x.mean()
         return deviation, padded(deviation, 128).amax(-1)
 
-    rowwise, x = htile.rowwise(centered), torch.full((3, 1000), 0.1)
-    call = classify(rowwise._signature, (x,))
-    traced = trace(centered, call.specs, call.n)
-    placed = place_well(traced)
+    placed, values = placed_and_values(centered, (torch.full((3, 1000), 0.1),), place_well)
     assert placed.n == 1024
-    for found in interpreted(placed, traced, {"x": x}, call.lead):
+    for found in values:
         assert not found.any()
 
 
@@ -190,12 +170,10 @@ def test_the_mean_of_rows_that_begin_with_a_large_number(number):
     def mean(x):
         return x.mean(), padded(x, 128).amax(-1)
 
-    rowwise, x = htile.rowwise(mean), torch.ones(1, 1000)
+    x = torch.ones(1, 1000)
     x[0, 0] = number
-    call = classify(rowwise._signature, (x,))
-    traced = trace(mean, call.specs, call.n)
     with np.errstate(invalid="ignore"):  # inf - inf
-        found, _ = interpreted(place_well(traced), traced, {"x": x}, call.lead)
+        _, (found, _) = placed_and_values(mean, (x,), place_well)
     np.testing.assert_allclose(found, x.double().mean(-1), rtol=1e-12)
 
 
@@ -216,8 +194,9 @@ def test_loops_over_rows_load_and_store_the_row_alone(n):
     kernel = htile.rowwise(sums).inspect(x, x, arch="sm_90a")
     assert kernel.resources.stack == 0
     assert kernel.graph.n == 1024
-    ahead = re.findall(r"RowsAhead\(.*\)", kernel.source)
-    assert not ahead or f"ends=({n}, {n})" in ahead[0]
+    ahead = re.findall(r"RowsAhead\(.*\)", kernel.source)  # of rows that end at a vector
+    assert [f"ends=({n}, {n})" in each for each in ahead] == ([True] if n % 8 == 0 else [])
+    assert ahead or kernel.source.count(f"there=(0, {n})") == 2
     assert f"cute.ReductionOp.ADD, mOut1_0, {n}, parts)" in kernel.source
 
 

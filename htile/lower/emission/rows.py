@@ -147,9 +147,9 @@ def combining_kernel(plan: Plan, names: Names) -> list[str]:
             "    cute.arch.griddepcontrol_launch_dependents()  # the next may start",
         ]
     for place, each in enumerate(parts_of(plan)):
-        n, output = plan.graph.n, each.output
-        columns = (output.there(n) or (0, n))[1] if output.is_row else 1
-        args = [OF_OP[output.over].combine, names.tensors[output], str(columns), "parts"]
+        output = each.output
+        columns = (names.end(output) or str(plan.graph.n)) if output.is_row else "1"
+        args = [OF_OP[output.over].combine, names.tensors[output], columns, "parts"]
         args += [f"place={place}"] if place else []
         lines += wrapped_call(f"    {_parts(plan, names, each)}.combine(", args, ")")
     return lines

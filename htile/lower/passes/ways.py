@@ -25,6 +25,7 @@ from .space import PADDED, TooLong, has_pairs, place, place_whole
 MOST_TENSORS = 400
 MOST_NODES = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
 FEW_NODES = 4  # nodes for each traced one, with which a kernel is not cut into many pieces
+MOST_TRIED = 2 * MOST_NODES  # nodes of a placing, beyond which it is given up: it takes seconds
 LONGER = 2  # A way is given up once it has so many times the nodes of another.
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
@@ -111,9 +112,9 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     for other in dict.fromkeys(ways if graph.multiple is None else ()):
         with suppress(UnsupportedError):
             try:
-                found = place(other, in_groups=False, chosen=True, nodes=LONGER * MOST_NODES)
+                found = place(other, in_groups=False, chosen=True, nodes=MOST_TRIED)
             except TooLong:
-                count = f"more than {LONGER * MOST_NODES}"
+                count = f"more than {MOST_TRIED}"
             else:
                 if len(found) <= MOST_NODES:
                     return found
@@ -160,7 +161,10 @@ def _too_many(nodes: str) -> str:
 
 
 def _has_groups_beyond(graph: Graph) -> bool:
-    """Whether rows are padded to whole groups, or groups are cut back to a row."""
+    """Whether rows may be padded to whole groups, or groups cut back to a row.
+
+    Then a joined row is reshaped, or what was reshaped is cut.
+    """
     pairs = [(graph[i].op, node.op) for node in graph for i in node.inputs]
     return (Op.CAT, Op.RESHAPE) in pairs or (Op.RESHAPE, Op.SLICE) in pairs
 
