@@ -4,6 +4,7 @@ gate bf16, up bf16 -> out bf16
 """
 
 import cuda.bindings.driver as cuda
+import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32
 
@@ -29,15 +30,19 @@ def swiglu_kernel(
     tXrGate = loader.start(mGate)
     tXrUp = loader.start(mUp)
     loader.finish()
-    gate = math.convert(tXrGate.load(), Float32)
-    up = math.convert(tXrUp.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
     # output
-    sigmoid0 = math.sigmoid_near(gate)  # swiglu.py:12
-    mul0 = gate * sigmoid0  # swiglu.py:12
-    mul1 = mul0 * up  # swiglu.py:12
-    ElementwiseStorer(ctx).store(mOut, mul1)
+    keptOut = ElementwiseStorer(ctx).keep(mOut, ctx.make_row(mOut.element_type))
+    for j in cutlass.range_constexpr(ctx.num_chunks):
+        chunk = ctx.chunk(j)
+        gate = math.convert(chunk.take_row(tXrGate).load(), Float32)
+        up = math.convert(chunk.take_row(tXrUp).load(), Float32)
+        sigmoid0 = math.sigmoid_near(gate)  # swiglu.py:12
+        mul0 = gate * sigmoid0  # swiglu.py:12
+        mul1 = mul0 * up  # swiglu.py:12
+        keptOut.put(chunk, mul1)
+    keptOut.store()
 
 
 @cute.jit

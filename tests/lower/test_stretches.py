@@ -214,6 +214,29 @@ def test_which_light_elements_stay_as_they_are():
     assert len(staged) >= 8 and not any(plan.stretches for plan in staged)
 
 
+def signed_log(x):
+    return x.sign() * torch.log1p(x.abs())
+
+
+def softplus_of_distance(x, y):
+    return F.relu(x - y).clamp(max=3.0) * 2 + y
+
+
+@pytest.mark.parametrize("f, rows, n", [(signed_log, 1, 20011), (softplus_of_distance, 2, 9001)])
+def test_light_elements_without_columns(f, rows, n):
+    """Shifted rows, and rows that are divided over a cluster, have no columns to wait for."""
+    found = kernel(f, rows, 0, n)
+    plans = [p for p in held_plans(found) if p.chunks >= 5 and p.elements_per_thread <= 56]
+    plan = next(p for p in plans if p.stretches)
+    assert plan.placement.shifted and plan.sweeps.costs[0] < LEAST_INSTRUCTIONS
+    texts = [printed(found.lowered.traced, each) for each in (plan, as_statements(plan))]
+    used = [build(text.source, text.function, "sm_90a").resources for text in texts]
+    assert used[0].stack == 0 and used[0].registers <= used[1].registers
+    aligned = held_plans(kernel(f, rows, 0, 8 * (n // 8)))
+    divided = {p.numerics.cluster_n > 1 for p in aligned if p.stretches}
+    assert divided == {True} and any(p.numerics.cluster_n == 1 and p.chunks > 2 for p in aligned)
+
+
 def test_a_loop_over_rows_spills_nothing():
     """Gradients of weights, whose sums take registers for all elements too."""
     x = torch.empty(1335, 50257, device="meta", dtype=BF16, requires_grad=True)
