@@ -10,7 +10,8 @@ import htile
 from benchmarks.general import fit
 from benchmarks.general.population import FUNCTIONS
 from benchmarks.kernels import DTYPES, KERNELS
-from htile.lower import enumerate_plans
+from htile.build.compile import build
+from htile.lower import enumerate_plans, printed
 from htile.lower.choice import default as choice
 from htile.lower.choice.cost import _value_costs, cost, features
 from htile.lower.choice.preference import closest_first
@@ -176,3 +177,28 @@ def test_rows_of_tables_are_expected_to_take_a_register_for_each_element():
 
     found = registers(BF16)
     assert found and found == registers(torch.float32)
+
+
+@pytest.mark.parametrize("n, rows", [(52001, 2), (98001, 2), (240003, 2), (9001, 3)])
+def test_held_rows_that_are_shifted_are_expected_to_hold_both_pieces(n, rows):
+    """Every vector is loaded as two, and ptxas gives a thread registers for all of them at once."""
+
+    def sums(x, y, z):
+        return sum((x, y, z)[:rows])
+
+    def plans(length):
+        x = torch.empty(4096, length, dtype=BF16, device="meta")
+        found = htile.rowwise(sums).inspect(x, x, x, arch="sm_90a")
+        held = [p for p in _every(found.plan) if not p.numerics.in_loops and p.chunks > 1]
+        return found, held
+
+    found, held = plans(n)
+    least = {p: rows * p.elements_per_thread for p in held}
+    few = [p for p in held if 65536 // (least[p] * p.placement.num_threads) <= 3]
+    assert few and all(estimated_registers(p) > least[p] for p in few)
+    plan = next(p for p in few if least[p] <= 160)
+    lowered = printed(found.lowered.traced, plan)
+    used = build(lowered.source, lowered.function, "sm_90a").resources.registers
+    assert 0.85 * used <= estimated_registers(plan) <= 1.15 * used
+    aligned = [p for p in plans(8 * (n // 8))[1] if p.numerics == plan.numerics]
+    assert aligned and all(estimated_registers(p) < estimated_registers(plan) for p in aligned)

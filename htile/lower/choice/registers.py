@@ -17,6 +17,12 @@ HELD = (15, 0.65, 0.22, 0.04, 0.3, 0.1)  # loaded, held, instruction, column, re
 # is fitted to 102 compiled plans with staged columns, of which 13 have several.
 READ_BY_VECTORS = 0.1
 MOST_COUNTED = 50  # More instructions than these need no more registers.
+# A held row that is shifted has both pieces of each vector on its way at once. They take twice the
+# registers of the row, beside BESIDE_PIECES others of the thread. They are counted where that
+# leaves room for FEW_BLOCKS thread blocks or fewer, because one block less is a long wait there.
+# Counted everywhere, 29 of 224 cells of the fitting half change and take .99 of the time, in place
+# of 7 that take .95 (`docs/traps.md`).
+BESIDE_PIECES, FEW_BLOCKS = 13, 3
 # A thread of a loop works on one chunk at a time, or on several (`unroll`), up to MOST_AT_ONCE.
 LOOPED_SHARED = (20, 0.3, 0.6)  # word of a chunk that is worked on; column that is prefetched
 LOOPED_REREAD = (24, 0.32, 0.46, 1.3)  # the same; word; what is prefetched
@@ -33,7 +39,8 @@ def estimated_registers(plan: Plan) -> float:
     if not plan.numerics.in_loops:
         needed = _held_registers(plan)
         spared = allowed(plan, place.blocks) if place.blocks else MAX_REGISTERS
-        return min(needed, spared) if needed <= SQUEEZED * spared else needed
+        needed = min(needed, spared) if needed <= SQUEEZED * spared else needed
+        return max(needed, _of_pieces(plan)) if place.shifted else needed
     vec, words, ahead = plan.numerics.vec_size, sweeps.words, max(1, place.prefetch)
     of_columns = plan.work.column_bytes / 4
     loaded = plan.work.row_bytes / 4 + of_columns
@@ -73,6 +80,13 @@ def _held_registers(plan: Plan) -> float:
         of_column -= READ_BY_VECTORS
     each += of_column * len(work.columns) + of_result * len(work.writes)
     return fixed + plan.elements_per_thread * each
+
+
+def _of_pieces(plan: Plan) -> float:
+    """The least registers of a thread whose held rows are shifted; 0 where many blocks fit."""
+    words = sum([i.dtype.itemsize / 4 for i in plan.work.rows])
+    needed = BESIDE_PIECES + 2 * words * plan.elements_per_thread
+    return needed if needed > allowed(plan, FEW_BLOCKS + 1) else 0.0
 
 
 def allowed(plan: Plan, blocks: int) -> int:
