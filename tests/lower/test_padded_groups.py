@@ -139,6 +139,78 @@ def test_no_piece_lies_beside_a_result(f, n):
     assert all(0 <= first < end for first, end in filter(None, ends))
 
 
+def shorter(x):
+    end = 2 * x.shape[-1] // 5
+    return x * 2, x[:end] * 3, x[:end].sum()
+
+
+def in_parts(x):
+    end = x.shape[-1] // 3
+    return x[:end].softmax(-1), x[end:].softmax(-1), x[end:].amax()
+
+
+def three_parts(x):
+    n = x.shape[-1]
+    return [part.square() for part in x.split((n // 2, n // 4, n - n // 2 - n // 4))]
+
+
+def last_ones(x):
+    return x[x.shape[-1] // 2 :] - x.mean(), x
+
+
+def beside_a_shorter_row(x, y):
+    return x * 2, y.softmax(-1), x.mean() - y.amax()
+
+
+OF_LENGTHS = (shorter, in_parts, three_parts, last_ones, beside_a_shorter_row)
+
+
+@pytest.mark.parametrize("n", [257, 1001, 4099])
+@pytest.mark.parametrize("f", OF_LENGTHS)
+def test_results_of_several_lengths_are_not_cut(f, n):
+    """Each is computed of whole rows, and stored up to its own end."""
+    x = arguments(f, n)
+    x += arguments(f, n // 3 + 1) if f is beside_a_shorter_row else ()
+    placed = assert_placed_right(f, x, place_well, 1e-12)
+    assert len(placed) < 40, "no result is written out"
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("f", (shorter, in_parts, last_ones))
+def test_results_of_several_lengths_on_the_simulator(f, dtype):
+    """Which raises where a kernel reads beside the memory of x, or writes beside a result."""
+    rows, n, function = 3, 257, htile.rowwise(f)
+    (x,) = arguments(f, n, dtype, rows)
+    given = rows_at(x, 0, n)
+    kernel = function.inspect(given, arch="sm_90a")
+    results = [torch.full_like(each, 77) for each in function(x)]
+    named = {f"out{k}": each for k, each in enumerate(results)}
+    launch_pieces(kernel, {"x": given} | named, rows)
+    assert_close(function, tuple(results), given)
+
+
+def averaged(x):
+    return F.avg_pool1d((x * x)[None], 5, 1, 2)[0], x
+
+
+def largest_near(x):
+    return F.max_pool1d(x[None], 3, 1, 1)[0] - x
+
+
+def smoothed(x):
+    return F.conv1d(F.pad(x[None], (2, 2)), torch.ones(1, 1, 5))[0]
+
+
+@pytest.mark.parametrize("n", [63, 64, 100, 128, 129])
+@pytest.mark.parametrize("f", (averaged, largest_near, smoothed))
+def test_windows_of_short_rows_are_not_written_out(f, n):
+    """A window that reaches over both ends of a row does not cut it into single elements."""
+    placed = assert_placed_right(f, arguments(f, n), place_well, 1e-12)
+    assert len(placed) < 60 and placed.n > 8
+    x = torch.empty(64, n, requires_grad=True)
+    assert len(htile.rowwise(f).inspect(x, arch="sm_90a").backward.graph) < 180
+
+
 def test_a_mean_keeps_its_digits_beside_a_large_first_element():
     """The kernel of rows that are wider than the row, on the simulator."""
 

@@ -310,8 +310,8 @@ class Warp:
             dtype = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}[opcode[2]]
             pair = torch.from_numpy(np.stack((low, high), 1)).to(dtype)
             self._set(active, operands[0], pair.view(torch.uint8).numpy().view(np.uint32)[:, 0])
-        elif opcode[-1] == "f16":
-            value = self._value(operands[1], "u16").view(np.float16).astype(np.float32)
+        elif opcode[-1] in ("f16", "bf16"):
+            value = _floats(self._value(operands[1], "u16"), opcode[-1]).astype(np.float32)
             self._set(active, operands[0], np.where(np.isnan(value), NAN, value))
         else:
             value = self._value(operands[1], opcode[-1])

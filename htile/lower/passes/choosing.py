@@ -71,7 +71,8 @@ class Choosing:
 
     def _widen(self, axes: list[Axis], n: int) -> None:
         """Raise Widened where axes of fewer elements can be so many columns."""
-        short = [axis for axis in axes if n <= 2 * axis.size < 2 * n and self._may_be_wider(axis)]
+        least = min((n + 1) // 2, self.most + 1)  # Fewer elements can be written out.
+        short = [axis for axis in axes if least <= axis.size < n and self._may_be_wider(axis)]
         for axis in short:
             self.widened[axis.key] = n
             del self.factors[axis.key]

@@ -98,7 +98,7 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     if None not in (best, whole) and len(whole) < len(best):
         best = whole if _read(whole) <= MORE_READ * _read(best) else best
     if best is not None:
-        return _with_lifted_scans(graph, best, in_groups)
+        return _with_parts_chosen(graph, _with_lifted_scans(graph, best, in_groups))
     for other in dict.fromkeys((graph, chosen, reduce_last(chosen))):
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=True)
@@ -151,6 +151,22 @@ def _with_lifted_scans(graph: Graph, best: Graph, in_groups: bool) -> Graph:
         with suppress(UnsupportedError, TooLong):
             found = place(other, in_groups, nodes=len(best))
             best = found if _read(found) <= MORE_READ * _read(best) else best
+    return best
+
+
+def _with_parts_chosen(graph: Graph, best: Graph) -> Graph:
+    """The placed graph whose joined rows are not cut, where that has far fewer nodes.
+
+    A window that reaches over both ends of a padded row cuts the row into single elements.
+    """
+    has_few = len(best.inputs) <= FEW_PIECES * len(graph.inputs)
+    if has_few or len(best) <= FEW_NODES * len(graph):
+        return best
+    for other in dict.fromkeys((graph, reduce_by_column(graph))):
+        with suppress(UnsupportedError, TooLong):
+            found = place(other, in_groups=False, chosen=True, nodes=len(best) // LONGER)
+            if _read(found) <= MORE_READ * _read(best):
+                return found
     return best
 
 
