@@ -27,6 +27,10 @@ from .returned import note_table
 from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, alias, fail, location, node
 
+# Of a matrix of more than FEW_ROWS rows all elements are compared with the indices of their row, of
+# which there are MOST_EACH at most: each takes some instructions for every element. Rows of more
+# than SHORT elements are compared only if there are many, because one element may be loaded alone.
+FEW_ROWS, MOST_EACH, SHORT = 8, 8, 64
 SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
 ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
 
@@ -226,40 +230,74 @@ def gather(input, dim, index, *, sparse_grad=False):
     """The elements at a few indices of each row; negative ones are beyond the end.
 
     index: integers of shape (k,) or (), which is the result's shape too, k at most 64. Of a matrix
-    they are (rows, k) along the last axis, at most 64 together, or (k, columns) along the first.
-    Beyond the end the result is NaN, of integers 0, and of masks False; torch raises there.
+    they are (rows, k) along the last axis, k at most 8 or rows * k at most 64, or (k, columns)
+    along the first. Beyond the end the result is NaN, of integers 0, and of masks False; torch
+    raises there.
     """
     if input.ndim == 2 and isinstance(index, Tensor) and index.ndim == 2:
-        return _of_matrix(input, axis_of(input, dim), index)
+        return _of_matrix(input, axis_of(input, dim), index, "gather", wraps=False)
     _of_row(input, dim, "gather")
     return _elements(input, index, "gather", wraps=False)
 
 
-def _of_matrix(x: Tensor, axis: int, index: Tensor) -> Tensor:
-    """`gather` of each row of a matrix, or along its first axis of each column."""
+def _of_matrix(x: Tensor, axis: int, index: Tensor, what: str, wraps: bool) -> Tensor:
+    """Elements at a few indices of each row of a matrix, or of each column along its first axis.
+
+    Of few rows each element is found by itself, so that it may be loaded alone.
+    """
     if axis == -2:
-        return _of_matrix(x.T, -1, index.T).T
-    if index._sizes[0] > x._sizes[0]:
-        fail(ShapeError, f"gather of a value of shape {tuple(x._sizes)} by indices of shape "
+        return _of_matrix(x.T, -1, index.T, what, wraps).T
+    rows, each = index._sizes
+    if rows > x._sizes[0]:
+        fail(ShapeError, f"{what} of a value of shape {tuple(x._sizes)} by indices of shape "
              f"{tuple(index._sizes)}: there are no more rows of these")  # fmt: skip
-    if index._sizes.numel() > MOST_PARTS:
-        fail(UnsupportedError, f"gather by {index._sizes.numel()} indices of a matrix: at most "
-             f"{MOST_PARTS} are taken, one by one")  # fmt: skip
-    rows = range(index._sizes[0])
-    return stack([_elements(_getitem(x, k), _getitem(index, k), "gather", wraps=False)
-                  for k in rows])  # fmt: skip
+    is_many = rows * each > MOST_PARTS
+    if rows > FEW_ROWS and each <= MOST_EACH and (is_many or x._sizes[-1] <= SHORT):
+        index = int64(index, what)
+        found = [_of_all_rows(x[:rows], index[:, k : k + 1], wraps) for k in range(each)]
+        return cat(found, -1)
+    if is_many:
+        fail(UnsupportedError, f"{what} by {rows * each} indices of a matrix: at most {MOST_PARTS} "
+             f"are taken, one by one, or {MOST_EACH} of each of more than {FEW_ROWS} rows; a "
+             "choice between elements is torch.where(torch.arange(x.shape[-1]) == i, x, 0.0)"
+             )  # fmt: skip
+    return stack([_elements(_getitem(x, k), _getitem(index, k), what, wraps) for k in range(rows)])
+
+
+def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
+    """The element of each row of a matrix at the row's own index, int64, of shape (rows, 1)."""
+    v, n = x._value, x._sizes[-1]
+    if v.dtype in STORAGE:
+        wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
+        return cast(_of_all_rows(wide, y, wraps), v.dtype)
+    if wraps:
+        y = where(y < 0, y + n, y)
+    here = index(x._builder, n) == y
+    if v.dtype is BOOL:
+        return (here & x).any(-1, keepdim=True)
+    if v.dtype is FLOAT:
+        found = where(here, x, -INF).amax(-1, keepdim=True)
+        found = where((y >= 0) & (y < n), found, NAN)
+    else:
+        found = where(here, x, 0).sum(-1, keepdim=True)
+    dtype = v.stored or v.dtype
+    return found if found._value.dtype is dtype else cast(found, dtype)
 
 
 @implements("take_along_dim")
 def take_along_dim(input, indices, dim=None):
     """The elements at a few indices of each row, int64; negative ones count from the end.
 
-    indices: of shape (k,), k at most 64. Beyond the end the result is as that of `gather`.
+    indices: of shape (k,), k at most 64; of a matrix as for `gather`. Beyond the end the result is
+    as that of `gather`.
     """
+    indices = int64(indices, "take_along_dim")
+    if dim is not None and input.ndim == indices.ndim == 2:
+        return _of_matrix(input, axis_of(input, dim), indices, "take_along_dim", wraps=True)
     _of_row(input, dim, "take_along_dim")
     if not indices.ndim:
         fail(ShapeError, "take_along_dim takes indices with an axis: write y[..., None]")
-    return _elements(input, int64(indices, "take_along_dim"), "take_along_dim", wraps=True)
+    return _elements(input, indices, "take_along_dim", wraps=True)
 
 
 @implements("take")

@@ -1,5 +1,7 @@
 """Losses of a few rows that belong together, and elements of small matrices at indices of each."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +85,56 @@ def test_elements_of_matrices():
     across = torch.randint(ROWS, (M, 2, N), generator=g)
     assert_torch(f, x, along, across)
     assert kernel_of(f, x, along, across).resources.stack == 0
+
+
+@pytest.mark.parametrize("each", [1, 3, 8])
+@pytest.mark.parametrize("n", [256, 1024, 4096])
+def test_elements_of_many_groups(n, each):
+    """Beyond eight groups all are compared with their indices at once, so any number is taken."""
+
+    def f(x, y: htile.Inner[2]):
+        g = x.view(-1, 32)
+        largest = g.abs().argmax(-1, keepdim=True)
+        integers = (g * 10).int().gather(-1, y) + (g * 9).to(torch.int8).gather(-1, y).int()
+        return (
+            g.gather(-1, largest).flatten(), torch.take_along_dim(g, y - 32, -1).flatten(),
+            integers.flatten(), (g > 0).gather(-1, y).flatten(),
+        )  # fmt: skip
+
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(M, n, generator=g)
+    x[:, ::7] = x[:, ::7].sign() * math.inf
+    y = torch.randint(32, (M, n // 32, each), generator=g)
+    found, groups = htile.rowwise(f)(x, y), x.view(M, -1, 32)
+    largest = groups.abs().argmax(-1, keepdim=True)
+    whole = groups.where(groups.isfinite(), 0)
+    assert torch.equal(found[0], groups.gather(-1, largest).flatten(1))
+    assert torch.equal(found[1], groups.gather(-1, y).flatten(1))
+    picked, counts = groups.gather(-1, y), whole.gather(-1, y)
+    expected = (counts * 10).int() + (counts * 9).to(torch.int8).int()
+    is_finite = picked.isfinite().flatten(1)
+    assert torch.equal(found[2][is_finite], expected.flatten(1)[is_finite])
+    assert torch.equal(found[3], (picked > 0).flatten(1))
+
+
+def test_beyond_the_ends_of_many_groups():
+    """Beyond, elements are NaN, integers 0, and masks False; only `gather` counts from no end."""
+    x, y = torch.randn(2, 512), torch.tensor([-33, -1, 32, 5]).repeat(2, 4)[..., None]
+
+    def f(x, y: htile.Inner[2]):
+        g = x.view(-1, 32)
+        return (
+            g.gather(-1, y).flatten(), torch.take_along_dim(g, y, -1).flatten(),
+            g.int().gather(-1, y).flatten(), (g == g).gather(-1, y).flatten(),
+        )  # fmt: skip
+
+    gathered, taken, integers, masks = htile.rowwise(f)(x, y)
+    assert gathered.view(2, 4, 4).isnan().all(1).tolist() == [[True, True, True, False]] * 2
+    assert taken.view(2, 4, 4).isnan().all(1).tolist() == [[True, False, True, False]] * 2
+    assert torch.equal(taken.view(2, 4, 4)[..., 1], x.view(2, 4, 4, 32)[..., 1, -1])
+    assert torch.equal(integers.view(2, 4, 4)[..., 3], x.view(2, 4, 4, 32)[..., 3, 5].int())
+    assert not integers.view(2, 4, 4)[..., :3].any()
+    assert masks.view(2, 4, 4).tolist() == [[[False, False, False, True]] * 4] * 2
 
 
 def test_mistakes():
