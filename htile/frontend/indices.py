@@ -28,8 +28,8 @@ from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
 from .tensor import FUNCTIONS, Tensor, alias, fail, location, node
 
 # Of a matrix of more than FEW_ROWS rows all elements are compared with the indices of their row, of
-# which there are MOST_EACH at most: each takes some instructions for every element. Rows of more
-# than SHORT elements are compared only if there are many, because one element may be loaded alone.
+# which there are MOST_EACH at most: each takes some instructions for every element. With MOST_PARTS
+# indices or fewer, rows longer than SHORT are not compared: an element may be loaded alone.
 FEW_ROWS, MOST_EACH, SHORT = 8, 8, 64
 SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
 ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
@@ -138,6 +138,20 @@ def _flat(builder: Builder, id: int) -> int:
 
 def per_row_index(y: object, what: str) -> Tensor:
     """`y`, which must be an integer of each row."""
+    _integers(y, what)
+    v = y._value
+    if y.ndim > 1:
+        shape = tuple(y._sizes)
+        fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
+    if prod(v.inner) > 1:
+        remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
+        fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
+             f"are taken, one by one; {remedy}")  # fmt: skip
+    return y
+
+
+def _integers(y: Tensor, what: str) -> Tensor:
+    """`y`, which must have the dtype of indices."""
     v = y._value
     if v.dtype is BOOL:
         fail(UnsupportedError, f"{what} by a mask has no fixed length: write "
@@ -148,13 +162,6 @@ def per_row_index(y: object, what: str) -> Tensor:
     if v.dtype in STORAGE or v.dtype is FLOAT:
         fail(DtypeError, f"{what} by {str(y.dtype).removeprefix('torch.')}: an index is an "
              "integer, write y.long()")  # fmt: skip
-    if y.ndim > 1:
-        shape = tuple(y._sizes)
-        fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
-    if prod(v.inner) > 1:
-        remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
-        fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
-             f"are taken, one by one; {remedy}")  # fmt: skip
     return y
 
 
@@ -253,7 +260,7 @@ def _of_matrix(x: Tensor, axis: int, index: Tensor, what: str, wraps: bool) -> T
              f"{tuple(index._sizes)}: there are no more rows of these")  # fmt: skip
     is_many = rows * each > MOST_PARTS
     if rows > FEW_ROWS and each <= MOST_EACH and (is_many or x._sizes[-1] <= SHORT):
-        index = int64(index, what)
+        index = convert(_integers(index, what), INT64)
         found = [_of_all_rows(x[:rows], index[:, k : k + 1], wraps) for k in range(each)]
         return cat(found, -1)
     if is_many:
@@ -264,8 +271,23 @@ def _of_matrix(x: Tensor, axis: int, index: Tensor, what: str, wraps: bool) -> T
     return stack([_elements(_getitem(x, k), _getitem(index, k), what, wraps) for k in range(rows)])
 
 
+def _as_many(x: Tensor, y: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Two matrices, of which one is repeated along an axis that it has one element of."""
+    sizes = [each._sizes[axis] for each in (x, y)]
+    if sizes[0] != sizes[1] and 1 not in sizes:
+        fail(ShapeError, f"take_along_dim of a value of shape {tuple(x._sizes)} by indices of "
+             f"shape {tuple(y._sizes)}: the other axis has as many elements, or one")  # fmt: skip
+    size = max(sizes)
+    shape = (size, -1) if axis == -2 else (-1, size)
+    return tuple([each if each._sizes[axis] == size else each.expand(shape) for each in (x, y)])
+
+
 def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
-    """The element of each row of a matrix at the row's own index, int64, of shape (rows, 1)."""
+    """The element of each row of a matrix at the row's own index, int64, of shape (rows, 1).
+
+    It is a sum with zeros, so that its gradient goes to this element alone, whatever its value is.
+    An element of -0.0 becomes 0.0.
+    """
     v, n = x._value, x._sizes[-1]
     if v.dtype in STORAGE:
         wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
@@ -275,11 +297,9 @@ def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
     here = index(x._builder, n) == y
     if v.dtype is BOOL:
         return (here & x).any(-1, keepdim=True)
+    found = where(here, x, 0).sum(-1, keepdim=True)
     if v.dtype is FLOAT:
-        found = where(here, x, -INF).amax(-1, keepdim=True)
         found = where((y >= 0) & (y < n), found, NAN)
-    else:
-        found = where(here, x, 0).sum(-1, keepdim=True)
     dtype = v.stored or v.dtype
     return found if found._value.dtype is dtype else cast(found, dtype)
 
@@ -288,12 +308,14 @@ def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
 def take_along_dim(input, indices, dim=None):
     """The elements at a few indices of each row, int64; negative ones count from the end.
 
-    indices: of shape (k,), k at most 64; of a matrix as for `gather`. Beyond the end the result is
-    as that of `gather`.
+    indices: of shape (k,), k at most 64; of a matrix as for `gather`, whose other axis has as many
+    elements, or one for all. Beyond the end the result is as that of `gather`.
     """
     indices = int64(indices, "take_along_dim")
     if dim is not None and input.ndim == indices.ndim == 2:
-        return _of_matrix(input, axis_of(input, dim), indices, "take_along_dim", wraps=True)
+        axis = axis_of(input, dim)
+        input, indices = _as_many(input, indices, -3 - axis)
+        return _of_matrix(input, axis, indices, "take_along_dim", wraps=True)
     _of_row(input, dim, "take_along_dim")
     if not indices.ndim:
         fail(ShapeError, "take_along_dim takes indices with an axis: write y[..., None]")

@@ -112,7 +112,10 @@ def may_read_by_vectors(plan: Plan) -> bool:
 
 
 def _gains_without_columns(plan: Plan) -> bool:
-    """Whether light elements without columns are computed by vectors, if that saves registers."""
+    """Whether light elements without columns are computed by vectors, if that saves registers.
+
+    Sums over rows were not measured, so loops that add them up stay as they are.
+    """
     if plan.work.columns or plan.graph.over_rows:
         return False
     return plan.placement.shifted or plan.numerics.cluster_n > 1

@@ -117,6 +117,45 @@ def test_elements_of_many_groups(n, each):
     assert torch.equal(found[3], (picked > 0).flatten(1))
 
 
+@pytest.mark.parametrize("rows", [4, 9, 16])
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+def test_gradients_of_elements_that_are_not_finite(value, rows):
+    """The gradient goes to the element that is taken, as in torch, and the index may be int32."""
+
+    def f(x: htile.Inner[2], y: htile.Inner[2]):
+        return x.gather(-1, y)
+
+    x, y = torch.randn(2, rows, 4), torch.ones(2, rows, 1, dtype=torch.int32)
+    x[:, 0, 1:3], x[:, 2, 1] = value, value
+    mine, wide = (x.clone().requires_grad_() for _ in range(2))
+    htile.rowwise(f)(mine, y).sum().backward()
+    wide.gather(-1, y.long()).sum().backward()
+    assert torch.equal(mine.grad, wide.grad)
+
+
+@pytest.mark.parametrize("rows", [4, 9, 16])
+def test_take_along_dim_of_matrices_repeats_the_other_axis(rows):
+    def along_rows(x: htile.Inner[2], y: htile.Inner[2]):
+        return torch.take_along_dim(x, y, -1)
+
+    def along_columns(x: htile.Inner[2], y: htile.Inner[2]):
+        return torch.take_along_dim(x, y, 0)
+
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(2, rows, 32, generator=g)
+    for shape in ((2, 1, 3), (2, rows, 3)):
+        y = torch.randint(32, shape, generator=g)
+        found = htile.rowwise(along_rows)(x, y)
+        assert torch.equal(found, torch.take_along_dim(x, y, -1))
+    y = torch.randint(32, (2, rows, 2), generator=g)
+    found = htile.rowwise(along_rows)(x[:, :1], y)
+    assert torch.equal(found, torch.take_along_dim(x[:, :1], y, -1))
+    y = torch.randint(rows, (2, 2, 1), generator=g)
+    assert torch.equal(htile.rowwise(along_columns)(x, y), torch.take_along_dim(x, y, 1))
+    with pytest.raises(ShapeError, match="the other axis has as many elements, or one"):
+        htile.rowwise(along_rows)(x, torch.zeros(2, rows - 1, 1, dtype=torch.int64))
+
+
 def test_beyond_the_ends_of_many_groups():
     """Beyond, elements are NaN, integers 0, and masks False; only `gather` counts from no end."""
     x, y = torch.randn(2, 512), torch.tensor([-33, -1, 32, 5]).repeat(2, 4)[..., None]

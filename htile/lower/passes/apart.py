@@ -74,8 +74,9 @@ class Apart:
 
     def _forget_parts(self, axis: Axis) -> None:
         """Cut the parts anew of what has an axis: they have other numbers now."""
-        for key in [key for key in self.factors if key[:2] == axis.key[:2]]:
-            del self.factors[key]
+        for known in (self.factors, self.widened):
+            for key in [key for key in known if key[:2] == axis.key[:2]]:
+                del known[key]
 
 
 def _with_places(ends: list[int], axis: Axis, places: tuple[int, ...]) -> list[int]:

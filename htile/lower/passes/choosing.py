@@ -28,6 +28,7 @@ from .by_column import MOST_CHOSEN
 from .lifted_scans import NEUTRAL, neutral
 from .placed import Placed
 
+BEYOND = "elements beyond an end are wanted"  # the message where they cannot be loaded
 ROUNDED = 2.0**-20  # of a mean of equal float32 numbers: 8 units in the last place
 WIDENED = NEUTRAL.keys() - {Op.KTHVALUE}  # reductions that may take a whole row
 
@@ -50,7 +51,7 @@ class Choosing:
         ends: where the parts end.
         """
         index, axis = wanted[node.arg], node.arg
-        if len(ends) > MOST_CHOSEN or node.value.dtype in STORAGE:
+        if not _may_be_chosen(node):
             return None
         parts: list[tuple[int, int]] = []  # where each one ends, and its place in `nodes`
         start, last = 0, ends[-1]
@@ -85,9 +86,14 @@ class Choosing:
         if self.factors[axis.key] != [(axis.size, True)]:
             return False
         if what == "reduced":
-            return self.graph[k].op in WIDENED
+            return self.graph[k].op in WIDENED and self._can_be_chosen(k)
         output = self.graph.outputs[k] if what == "out" else None
-        return output is not None and len(output.inner) == 1
+        return output is not None and len(output.inner) == 1 and self._can_be_chosen(output.id)
+
+    def _can_be_chosen(self, id: int) -> bool:
+        """Whether all joined rows that a value is computed of may be choices by the column."""
+        behind = [self.graph[each] for each in ancestors(self.graph, [self.graph[id]])]
+        return all([_may_be_chosen(node) for node in behind if node.op is Op.CAT])
 
     def _only(self, part: int, index: Index, size: int, beside: int, node: Node) -> int:
         """What a reduction takes of a whole row, of which so many elements count.
@@ -144,7 +150,12 @@ class Choosing:
         is_there = all([index.start >= 0 and index.last < size for index, size in pairs])
         is_row = node.op is Op.INPUT and len(wanted) == 1 and row_chosen(wanted) is None
         if not is_there and not is_row:
-            raise UnsupportedError("elements beyond an end are wanted", node.loc)
+            raise UnsupportedError(BEYOND, node.loc)
+
+
+def _may_be_chosen(node: Node) -> bool:
+    """Whether the part of a joined row may be chosen by the column."""
+    return len(node.inputs) <= MOST_CHOSEN and node.value.dtype not in STORAGE
 
 
 def _is_square(node: Node) -> bool:

@@ -46,7 +46,7 @@ from .axes import (
     reshaped,
     row_chosen,
 )
-from .choosing import Choosing, Widened
+from .choosing import BEYOND, Choosing, Widened
 from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
 
@@ -280,6 +280,8 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
                 return self._want(i, moved_along(wanted, axis, index, size - end))
         if self.chosen and (found := self._chosen_part(node, wanted, ends)) is not None:
             return found
+        if index.start < 0 or index.last >= ends[-1]:  # of columns beyond the elements of an axis
+            raise UnsupportedError(BEYOND, node.loc)
         # It reaches over an end: the longest of its axes is cut there.
         longest, step = max(index.steps, key=lambda each: each[1] * (each[0].size - 1))
         rest = index.last - index.start - step * (longest.size - 1)  # what the other axes add
@@ -428,6 +430,7 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         if self.chosen and request.whole:  # groups of a row that ends inside of the last one
             self._widen([axis], -(-axis.size // request.whole) * request.whole)
         factors = self.factors[axis.key]
+        before = [*factors]
         is_whole = what == "reduced" and factors == [(axis.size, True)]
         if is_whole and request.ends and axis.size // size > self.most:
             self._reduce_apart(axis, request.ends)
@@ -443,6 +446,8 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         cut = cut[::-1] if request.lies_between else cut
         factors[axis.place : axis.place + 1] = cut
         factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
+        if factors == before:  # The pass would begin anew for ever.
+            raise UnsupportedError(BEYOND, self.graph[k].loc if what != "out" else None)
 
     def _passed_flat(self, lookup: Node) -> str:
         """How a table is passed whose axes a function has joined or cut; empty if it did more."""
