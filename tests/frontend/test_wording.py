@@ -439,10 +439,13 @@ def test_long_products_are_no_exception():
 def test_a_refusal_of_the_whole_kernel_names_a_line():
     """A gradient or a function of too many pieces is about no step of its own."""
 
-    def shifted(x):
-        t = x - x.roll(1)
-        return t.view(-1, 32).mean(-1)
+    def state(x, step, a: htile.Shared, b: htile.Inner[1], h: htile.Inner[2]):
+        d = F.softplus(step)
+        y = torch.exp(d[:, None] * a) * h
+        return y + (d * x)[:, None] * b
 
-    with pytest.raises(UnsupportedError, match="the gradient of shifted") as caught:
-        htile.rowwise(shifted).inspect(torch.randn(2, 1024, requires_grad=True)).backward  # noqa: B018
-    assert caught.value.loc.text == "t = x - x.roll(1)"
+    shapes = (2, 64), (2, 64), (64, 8), (2, 8), (2, 64, 8)
+    args = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with pytest.raises(UnsupportedError, match="the gradient of state") as caught:
+        htile.rowwise(state).inspect(*args).backward  # noqa: B018
+    assert caught.value.loc.text == "y = torch.exp(d[:, None] * a) * h"
