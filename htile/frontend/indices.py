@@ -239,7 +239,7 @@ def gather(input, dim, index, *, sparse_grad=False):
     index: integers of shape (k,) or (), which is the result's shape too, k at most 64. Of a matrix
     they are (rows, k) along the last axis, k at most 8 or rows * k at most 64, or (k, columns)
     along the first. Beyond the end the result is NaN, of integers 0, and of masks False; torch
-    raises there.
+    raises there. Of more than 8 rows an element of -0.0 may become 0.0.
     """
     if input.ndim == 2 and isinstance(index, Tensor) and index.ndim == 2:
         return _of_matrix(input, axis_of(input, dim), index, "gather", wraps=False)

@@ -439,15 +439,15 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         is_row = is_row and factors == [(axis.size, True)]
         if self.apart and is_row and request.ends and self._store_apart(axis, request.ends):
             return
+        node = self.graph[self.graph.outputs[k].id if what == "out" else k]
         if not request.is_split:
-            node = self.graph[self.graph.outputs[k].id if what == "out" else k]
             self._refuse_many(request.asking or node, axis.size, size, request.columns)
         cut = [(axis.size // size, request.is_split), (size, True)]
         cut = cut[::-1] if request.lies_between else cut
         factors[axis.place : axis.place + 1] = cut
         factors[:] = [each for each in factors if each[0] > 1] or [(1, False)]
         if factors == before:  # The pass would begin anew for ever.
-            raise UnsupportedError(BEYOND, self.graph[k].loc if what != "out" else None)
+            raise UnsupportedError(BEYOND, node.loc)
 
     def _passed_flat(self, lookup: Node) -> str:
         """How a table is passed whose axes a function has joined or cut; empty if it did more."""

@@ -160,7 +160,7 @@ def _with_parts_chosen(graph: Graph, best: Graph) -> Graph:
     A window that reaches over both ends of a padded row cuts the row into single elements.
     """
     has_few = len(best.inputs) <= FEW_PIECES * len(graph.inputs)
-    if has_few or len(best) <= FEW_NODES * len(graph):
+    if has_few or len(best) <= FEW_NODES * len(graph) or graph.multiple is not None:
         return best
     for other in dict.fromkeys((graph, reduce_by_column(graph))):
         with suppress(UnsupportedError, TooLong):
