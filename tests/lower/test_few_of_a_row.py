@@ -94,7 +94,7 @@ def test_a_way_that_gets_long_is_given_up():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ways, "place", watched)
         placed = ways.place_well(drop_slopes(joint))
-    assert given_up == [ways.LONGER * len(placed)]
+    assert given_up == [ways.LONGER * len(placed), len(placed) // ways.LONGER]
     x, table = interpreted(placed, joint, call.values | given, call.lead)[-2:]
     np.testing.assert_allclose(x, exact[0], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(table.sum(0), exact[1], rtol=1e-7, atol=1e-9)

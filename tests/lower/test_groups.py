@@ -13,6 +13,7 @@ from htile.lower.passes.ways import place_well
 from htile.testing import oracle
 from tests.generated.movements import interpreted
 from tests.gradients import called
+from tests.lower.placing import assert_placed_right
 
 
 @htile.rowwise
@@ -111,13 +112,26 @@ def test_many_pieces_are_few_bundles():
 
 def test_too_many_pieces_are_refused():
     @htile.rowwise
+    def state(x, decay: htile.Shared, b: htile.Inner[1], h: htile.Inner[2]):
+        return torch.exp(x[:, None] * decay) * h + x[:, None] * b
+
+    shapes = (2, 64), (64, 8), (2, 8), (2, 64, 8)
+    args = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    kernel = state.inspect(*args, arch="sm_90a")
+    with pytest.raises(UnsupportedError, match=r"at most 400; rows have 8 and 64") as caught:
+        kernel.backward  # noqa: B018
+    assert caught.value.loc.text.startswith("return torch.exp(")
+
+
+def test_rows_of_two_lengths_are_not_cut():
+    """These were cut into pieces of 32 elements, of which there were too many."""
+
     def scaled(x, y):
         return x * y.sum()
 
-    x, y = torch.ones(2, 2048), torch.ones(2, 2080)
-    with pytest.raises(UnsupportedError, match=r"at most 400; rows have 2048 and 2080") as caught:
-        scaled.inspect(x, y, arch="sm_90a")
-    assert caught.value.loc.text == "return x * y.sum()"
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, 2048, generator=g), torch.randn(2, 2080, generator=g)
+    assert len(assert_placed_right(scaled, (x, y), place_well, 1e-9)) == 4
 
 
 def places(x, edges: htile.Shared):
