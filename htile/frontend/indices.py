@@ -42,9 +42,8 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         integers 0, and of masks False.
     """
     v, n = x._value, x.shape[-1]
-    if v.dtype in STORAGE:  # what it is computed in has all of its numbers
-        wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
-        return cast(element(wide, y, wraps), v.dtype)
+    if v.dtype in STORAGE:
+        return cast(element(_wide(x), y, wraps), v.dtype)
     is_known = not isinstance(y, Tensor)
     if is_known:
         y = y + n if wraps and y < 0 else y
@@ -70,6 +69,11 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
         beyond = {FLOAT: NAN, BOOL: False}.get(v.dtype, 0)
         found = where((y >= 0) & (y < n), found, beyond)
     return found if v.stored is None or found._value.stored is v.stored else cast(found, v.stored)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """An 8-bit value in the dtype that it is computed in, which has all of its numbers."""
+    return cast(x, FLOAT if x._value.dtype in FLOAT8 else torch.int32)
 
 
 MOST_TAKEN = 64  # operations that are computed again for one element
@@ -290,8 +294,7 @@ def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
     """
     v, n = x._value, x._sizes[-1]
     if v.dtype in STORAGE:
-        wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
-        return cast(_of_all_rows(wide, y, wraps), v.dtype)
+        return cast(_of_all_rows(_wide(x), y, wraps), v.dtype)
     if wraps:
         y = where(y < 0, y + n, y)
     here = index(x._builder, n) == y
@@ -411,8 +414,7 @@ def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
     """
     v, n = x._value, x._sizes[0]
     if v.dtype in STORAGE:
-        wide = cast(x, FLOAT if v.dtype in FLOAT8 else torch.int32)
-        return cast(_of_each(wide, y, wraps), v.dtype)
+        return cast(_of_each(_wide(x), y, wraps), v.dtype)
     y = where(y < 0, y + n, y) if wraps else y
     bits, left = convert(y, torch.int32), [_getitem(x, k) for k in range(n)]
     for bit in range((n - 1).bit_length()):
