@@ -37,6 +37,12 @@ def summed(x, W: htile.Matrix):
 
 
 @htile.rowwise
+def counted(x, W: htile.Matrix):
+    z = F.linear(x, W)
+    return torch.tanh(z), htile.sum_rows(z > 0), htile.max_rows(z.detach())
+
+
+@htile.rowwise
 def twice(x, y, W: htile.Matrix):
     return torch.tanh(F.linear(x, W)) * torch.tanh(F.linear(y, W))
 
@@ -169,8 +175,9 @@ def test_some_results_have_cotangents_and_they_lie_anyhow(way):
             assert (a.double() - b).norm() <= CLOSE * b.norm() + 1e-6
 
 
-def test_a_sum_over_rows_is_one_over_all_chunks(way):
-    x, W = arguments(products.linear, M, N, K)
+@pytest.mark.parametrize("m", [M, 128, 129, 257])
+def test_a_sum_over_rows_is_one_over_all_chunks(m, way):
+    x, W = arguments(products.linear, m, N, K)
     ours, wide = leaves((x, W)), leaves((x, W), torch.float64)
     rows, total = summed(*ours)
     z = F.linear(*wide)
@@ -182,6 +189,63 @@ def test_a_sum_over_rows_is_one_over_all_chunks(way):
     )
     for a, b in zip(found, expected, strict=True):
         assert (a.double() - b).norm() <= CLOSE * b.norm()
+
+
+@pytest.mark.parametrize("m", [128, 129, 257])
+def test_sums_over_rows_without_gradients_beside_one_with(m):
+    x, W = leaves(arguments(products.linear, m, N, K))
+    rows, count, most = counted(x, W)
+    z = F.linear(x.double(), W.double())
+    assert rows.requires_grad and not count.requires_grad
+    assert count.equal((z > 0).sum(0))
+    torch.testing.assert_close(most.double(), z.amax(0), rtol=1e-5, atol=0)
+
+
+RANKS = {
+    "median": lambda z, y: z - y.median(),
+    "kthvalue": lambda z, y: z / (1 + y.kthvalue(3, -1).values ** 2),
+    "quantile": lambda z, y: z * y.quantile(0.3),
+    "sort": lambda z, y: z[:8] * y[:8].sort().values,
+    "one of a sort": lambda z, y: z - y.sort().values[1],
+    "topk": lambda z, y: z * y.topk(3).values.softmax(-1)[1],
+    "groups": lambda z, y: z[:4] * y[:8].view(2, 4).sort(-1).values[1],
+    "row and rank": lambda z, y: z + y * y.median(),
+    "element": lambda z, y: z * y[y.argmax()],
+    "index": lambda z, y: z * y.argmin() + y,
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.vmap
+@pytest.mark.parametrize("n", [8, 65, 300])
+@pytest.mark.parametrize("of", RANKS.values(), ids=RANKS)
+def test_gradients_through_ranks_beside_a_product(of, n, way):
+    """All elements of a row differ, so each rank is that of one element."""
+
+    @htile.rowwise
+    def ranked(x, W: htile.Matrix, y):
+        return of(F.linear(x, W), y)
+
+    made = torch.Generator().manual_seed(n)
+    y = torch.stack([torch.randperm(n, generator=made) for _ in range(M)]) / n - 0.4
+    check(ranked, (*arguments(products.linear, M, n, K), y), 2 * CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch.vmap
+@pytest.mark.parametrize("n", [8, 65])
+def test_gradients_through_ranks_of_a_left_operand(n, way):
+    @htile.rowwise
+    def before(x, W: htile.Matrix):
+        return F.linear((x / (1 + x.float().abs().quantile(0.9))).to(x.dtype), W)
+
+    @htile.rowwise
+    def behind(x, W: htile.Matrix):
+        return F.linear(x, W) / (1 + x.float().abs().kthvalue(3, -1).values)
+
+    made = torch.Generator().manual_seed(n)
+    x = torch.stack([torch.randperm(K, generator=made) + 1.0 for _ in range(M)]) / K
+    W = torch.randn(n, K, generator=made) / K**0.5
+    for f in (before, behind):
+        check(f, (x.to(BF16), W.to(BF16)), 2 * CLOSE)
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f._signature.name)

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from ...frontend.dtypes import compute_dtype
 from ...frontend.graph import Builder, Graph, Node, Output, Role
 from ...frontend.ops import COLLECTIVES, Op, Value
+from .keys import READS, read_where_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def levels(traced: Graph, sharing: Choice) -> list[Level]:
 
 class _Cut:
     def __init__(self, traced: Graph, sharing: Choice):
+        traced = read_where_found(traced)
         self.traced, self._sharing = traced, sharing
         self.level, self.of_rows = _level_of(traced), _of_rows(traced)
         self.arguments = {i.id: i for i in traced.inputs}
@@ -191,13 +193,14 @@ class _Cut:
         """Whether an earlier level computes a value that this one reads.
 
         It does if it has it anyhow, as a left operand, or if the value is a product, or a number of
-        the row that was reduced.
+        the row that was reduced. Of a key that was found its element is passed on.
         """
         if node.id in self._stored:
             return True
         if self.level[node.id] == level or node.op in (Op.INPUT, Op.CONST, Op.INDEX):
             return False
         of_row = node.op in COLLECTIVES or (node.op is Op.TAKE and self.level[node.id] > 0)
+        of_row = of_row or (node.op in READS and self.traced[node.inputs[0]].op in COLLECTIVES)
         of_row = of_row and self.of_rows[node.id]  # A kernel has a row among its inputs.
         return node.op is Op.MATMUL or node.id in self.passed or of_row
 

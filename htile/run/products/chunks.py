@@ -100,12 +100,16 @@ class TrainedStep:
     def _chunks(self, row_bytes: int) -> list[slice]:
         """Which rows each chunk has, if it takes so much temporary memory for a row; one at least.
 
+        Rows that take none are one chunk, because sums over rows are not put together from chunks.
+
         A chunk may take as much as the matrices. The float32 sums of their gradients are rounded
         into as much memory, when the last chunk's is free again. With K = 4096 this is about 1300
         rows, with which all products of a chunk take five times as long as adding to these sums.
         """
         rows = self.of.rows
-        size = max(CHUNK_BYTES, self._matrix_bytes) // row_bytes if row_bytes else rows
+        if not row_bytes:
+            return [slice(0, rows)]
+        size = max(CHUNK_BYTES, self._matrix_bytes) // row_bytes
         size = max(1, size - size % CHUNK_STEP if size > CHUNK_STEP else size)
         return [slice(k, min(k + size, rows)) for k in range(0, max(rows, 1), size)]
 
