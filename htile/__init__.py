@@ -4,6 +4,7 @@
 imported when it is first used, and so are `htile.nn` and `htile.testing`.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,8 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return import_module(f".{name}", __name__)  # whose import gives it its name here
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        told = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(told, name=name, obj=sys.modules[__name__])
     value = getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
     globals()[name] = value
     return value

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import re
@@ -65,6 +66,7 @@ class Call(NamedTuple):
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that a call takes
 _KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *INNER.values())
 MARKERS = {kind.__name__: kind for kind in _KINDS}
+_PACKAGE = __package__.split(".")[0]
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
 _INSTEAD = (
@@ -184,7 +186,9 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
     if isinstance(annotation, str):
         try:
             return _marker(eval(annotation, fn.__globals__, closure(fn)), fn)
-        except _UNRESOLVED:  # a name for type checkers only, or local to an enclosing function
+        except _UNRESOLVED as error:  # a name for type checkers, or local to an enclosing function
+            if getattr(error, "obj", None) is sys.modules[_PACKAGE]:
+                _refuse_misspelt(annotation, error, fn)
             found = [MARKERS.get(word) for word in re.findall(r"Inner\[\d\]|\w+", annotation)]
     elif typing.get_origin(annotation) is typing.Annotated:
         found = [_marker(parts[0], fn), *(a for a in parts[1:] if isinstance(a, type))]
@@ -193,6 +197,17 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
     else:
         found = [annotation] if isinstance(annotation, type) else []
     return next((kind for kind in (*MARKERS.values(), Inner) if kind in found), None)
+
+
+def _refuse_misspelt(
+    annotation: str, error: AttributeError, fn: types.FunctionType
+) -> typing.NoReturn:
+    """Refuse text that names something of htile that is not there."""
+    known = [kind.__name__ for kind in _KINDS if kind is not float]
+    near = difflib.get_close_matches(error.name, known, 1)
+    likely = f": write {_PACKAGE}.{near[0]}" if near else ""
+    told = f"{fn.__name__}: {_PACKAGE} has no {error.name}, which an annotation names"
+    raise ArgumentError(f"{told} ({annotation!r}){likely}", line_of(fn)) from error
 
 
 # roles

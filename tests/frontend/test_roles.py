@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import re
+import sys
 import typing
 from dataclasses import dataclass, replace
 from typing import Annotated, Optional
@@ -251,6 +253,29 @@ def test_a_name_defined_after_the_function():
     signature = Signature(space["f"])
     space["Later"] = PerRow
     assert signature.kinds == (None, PerRow)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("htile.Perrow", "htile has no Perrow, which an annotation names ('htile.Perrow'): write "
+                         "htile.PerRow"),
+        ("htile.Column", "htile has no Column"),
+        ("htile.Statics | None", "write htile.Static"),
+    ],
+)
+def test_text_that_names_what_htile_does_not_have_is_refused(text, words):
+    space = {"htile": sys.modules["htile"]}
+    exec(f"from __future__ import annotations\ndef f(x, y: {text}): pass", space)
+    with pytest.raises(ArgumentError, match=re.escape(words)):
+        Signature(space["f"]).kinds  # noqa: B018
+
+
+@pytest.mark.parametrize("text", ["Scaler", "np.matrix", "torch.Tensr", "Float[Tensor, 'n']"])
+def test_text_that_means_nothing_here_is_no_annotation(text):
+    space = {"torch": torch}
+    exec(f"from __future__ import annotations\ndef f(x, y: {text!r}): pass", space)
+    assert Signature(space["f"]).kinds == (None, None)
 
 
 # -------------------------------------------------------------------------------------- bind
