@@ -1,10 +1,10 @@
 """A traced graph before and after it is differentiated.
 
 A derivative is taken of the nodes that there are, and it reads their results. So it gains more from
-equal nodes that are one than the function itself does. `derivable` makes them one in three steps.
-Equal nodes are merged. A log_softmax takes the exponentials of a softmax (`one_total`). The
-logarithm of a share becomes the exponent less the logarithm of the total, which is derived without
-a division.
+equal nodes that are one than the function itself does. `derivable` makes them one in some steps.
+Parts of what is put together become parts of what they come from. Equal nodes are merged. A
+log_softmax takes the exponentials of a softmax (`one_total`). The logarithm of a share becomes the
+exponent less the logarithm of the total, which is derived without a division.
 
 A backward kernel reads the maximum and the total of a softmax, and does not compute them. So it can
 not see how large its exponentials are. `with_known` marks these.
@@ -22,6 +22,7 @@ from ...frontend.ops import REDUCTIONS, Op
 from ...frontend.slopes import Slope
 from ..patterns import is_bounded_exponential, is_exponential, is_part_of_sum
 from .one_total import share_totals
+from .parts_of_joins import keys_apart, parts_apart
 from .rewrite import rewrite
 from .shares import logarithm_of_share
 from .simplify import merge_common_subexpressions
@@ -40,7 +41,7 @@ def derivable(graph: Graph) -> Graph:
         Output(i.name, i.id, i.dtype, graph[i.id].value.inner, False) for i in graph.inputs
     ]
     found = replace(graph, outputs=(*graph.outputs, *arguments))
-    found = merge_common_subexpressions(found)
+    found = merge_common_subexpressions(parts_apart(keys_apart(found)))
     if ops >= {Op.EXP, Op.LOG, Op.SUM}:
         found = merge_common_subexpressions(_with_differences(found))
         found = merge_common_subexpressions(share_totals(found, Slope.LAST))

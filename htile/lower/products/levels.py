@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from ...frontend.dtypes import compute_dtype
 from ...frontend.graph import Builder, Graph, Node, Output, Role
 from ...frontend.ops import COLLECTIVES, Op, Value
-from .keys import READS, read_where_found
+from ..passes.parts_of_joins import READS, keys_apart, parts_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def levels(traced: Graph, sharing: Choice) -> list[Level]:
 
 class _Cut:
     def __init__(self, traced: Graph, sharing: Choice):
-        traced = read_where_found(traced)
+        traced = parts_apart(keys_apart(traced))
         self.traced, self._sharing = traced, sharing
         self.level, self.of_rows = _level_of(traced), _of_rows(traced)
         self.arguments = {i.id: i for i in traced.inputs}
