@@ -17,6 +17,7 @@ from tests.primitives import ptx_device
 from tests.primitives.device_memory import SHARED_BYTES, Memory, Shared
 from tests.primitives.ptx_device import INTEGERS, WARP
 
+NARROW = {"bf16": torch.bfloat16, "f16": torch.float16}
 RANK = 1 << 24  # bytes between the shared memories of the blocks of a cluster
 # The loop around an attempt to wait, as CuTe-DSL writes it.
 WAIT = re.compile(
@@ -97,6 +98,18 @@ class RowWarp(ptx_device.Warp):
 
     # ---- arithmetic
 
+    def _calculate(self, active, function, opcode, operands):
+        """A function of operands of one dtype. float32 is exact enough for those of 16 bits."""
+        if opcode[-1] not in NARROW:
+            super()._calculate(active, function, opcode, operands)
+            return
+        narrow = NARROW[opcode[-1]]
+        bits = [self._value(text, "u16").view(np.int16).copy() for text in operands[1:]]
+        wide = [torch.from_numpy(each).view(narrow).float().numpy() for each in bits]
+        with np.errstate(all="ignore"):
+            found = torch.from_numpy(function(*wide)).to(narrow)
+        self._set(active, operands[0], found.view(torch.int16).numpy().view(np.uint16))
+
     def _shf(self, active, opcode, operands):
         low, high, by = (self._value(each, "u32").astype(np.uint64) for each in operands[1:])
         both = high << np.uint64(32) | low
@@ -118,11 +131,10 @@ class RowWarp(ptx_device.Warp):
         self._set(active, operands[0], found.view(np.uint32)[:, 0])
 
     def _cvt(self, active, opcode, operands):
-        narrow = {"bf16": torch.bfloat16, "f16": torch.float16}
-        if opcode[-2] not in narrow:
+        if opcode[-2] not in NARROW:
             super()._cvt(active, opcode, operands)
             return
-        found = torch.from_numpy(self._value(operands[1], opcode[-1]).copy()).to(narrow[opcode[-2]])
+        found = torch.from_numpy(self._value(operands[1], opcode[-1]).copy()).to(NARROW[opcode[-2]])
         self._set(active, operands[0], found.view(torch.int16).numpy().view(np.uint16))
 
     def _mul(self, active, opcode, operands):
