@@ -158,7 +158,7 @@ SECTIONS = (
                    call="f(torch.ones(4, 1000))"),
             traced("Ends that change places", "return torch.roll(x, -1, -1)",
                    kind="UnsupportedError", parameters="x: htile.Inner[2]",
-                   call="f(torch.ones(4, 2, 66))"),
+                   call="f(torch.ones(4, 2, 66, dtype=torch.uint8))"),
             traced("Two lengths", "return x + x[1:]", kind="ShapeError"),
             traced("A product that does not fit", "return x.view(2, 4) @ x", kind="ShapeError"),
             traced("A product of large matrices", "return x @ w", kind="UnsupportedError",

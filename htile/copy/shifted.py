@@ -29,7 +29,7 @@ from cutlass.memory import SmemAllocator
 
 from htile.compute.exchange import wait_for_share
 from htile.compute.operands import select
-from htile.copy.vector import vector_copy
+from htile.copy.vector import has_neighbours, vector_copy
 from htile.utils import WARP, Static, as_bytes, element_bits
 
 if TYPE_CHECKING:
@@ -84,14 +84,18 @@ def row_that_is(ctx: RowTile) -> Int32:
 def load_elements(
     ctx: RowTile, mX: cute.Tensor, fragment: cute.Tensor, there: tuple[int, int]
 ) -> cute.Tensor:
-    """Load a row whose vectors are shorter than a word, element by element; `there` as `Pieces`."""
+    """Load a row element by element: its vectors are shorter than a word, or its elements apart.
+
+    there: as for `Pieces`.
+    """
     start = RowStart(ctx, mX, row_that_is(ctx))
-    target = as_bytes(fragment)
+    target, is_near = as_bytes(fragment), has_neighbours(mX)
     for k in range(cute.size(fragment, mode=[2])):
         for i in range(ctx.vec_size):
             column = cutlass.max(ctx.tXcX[(0, 0), 0, k][1] + i, there[0])
             column = cutlass.min(column, there[1] - 1)
-            source = start.view(start.address + Int64(column) * start.itemsize, 1)
+            place = column if is_near else cute.crd2idx((0, column), mX.layout)
+            source = start.view(start.address + Int64(place) * start.itemsize, 1)
             target[i, 0, k] = source[0]
     return fragment
 

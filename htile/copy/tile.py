@@ -17,6 +17,7 @@ from htile.copy.vector import (
     are_one,
     copy_firsts,
     copy_hidden,
+    has_neighbours,
     predicate_k,
     vector_copy,
 )
@@ -174,8 +175,9 @@ class RowTile(Columns):
         return PiecesInFlight(self, Pieces(self, mX, row, there), count).load(self).into(tXrX)
 
     def has_words(self, mT: cute.Tensor) -> bool:
-        """Whether a vector of a tensor has four bytes or more: words of it can be shifted."""
-        return self.vec_size * element_bits(mT.element_type) >= 32
+        """Whether words of a tensor's vectors can be shifted: of neighbours, in four bytes or more.
+        """
+        return self.vec_size * element_bits(mT.element_type) >= 32 and has_neighbours(mT)
 
     def load_direct(self, tXgX: cute.Tensor, tXrX: cute.Tensor, padding: float = 0) -> None:
         """Copy a partition from global memory to registers.

@@ -95,6 +95,12 @@ def are_neighbours(tensor: cute.Tensor) -> bool:
     return isinstance(stride, int) and stride == 1
 
 
+def has_neighbours(tensor: cute.Tensor) -> bool:
+    """Whether the elements of a row are known to be neighbours, in a tensor (M, N) or (N,)."""
+    stride = tensor.layout.stride[-1]
+    return isinstance(stride, int) and stride == 1
+
+
 def _split_vectors(tensor: cute.Tensor, num_elems: int) -> cute.Tensor:
     """View a partition ((V, 1), 1, K) as ((num_elems, 1), V // num_elems, K)."""
     vec_size, steps = cute.size(tensor, mode=[0]), cute.size(tensor, mode=[2])

@@ -85,15 +85,20 @@ class View:
     def there(self, n: int) -> tuple[int, int] | None:
         """Which of n columns are in the tensor: the first one, and the one behind the last.
 
-        None if all are, as they have to be in a piece whose elements are no neighbours, or lie in
-        groups. What the kernel has in other columns is any number of the row.
+        None if all are, as they have to be in a piece whose columns lie in groups, and in a row of
+        a table. What the kernel has in other columns is any number of the row.
         """
-        if self.steps != (self.width,) or self.at is not None or self.groups is not None:
+        if self.steps is None or self.at is not None or self.groups is not None:
             return None
-        start, size = self.start[0] // self.width, self.shape[0] // self.width
-        if start >= 0 and start + n <= size:
-            return None
-        return max(0, -start), min(n, size - start)
+        first, end = 0, n
+        widths = (*(1,) * (len(self.shape) - 1), self.width)
+        for start, step, size, width in zip(
+            self.start, self.steps, self.shape, widths, strict=True
+        ):
+            if step:
+                first = max(first, -(start // step))
+                end = min(end, (size - width - start) // step + 1)
+        return None if (first, end) == (0, n) else (first, end)
 
     @property
     def is_of_groups(self) -> bool:

@@ -229,8 +229,8 @@ def diff(input, n=1, dim=-1, prepend=None, append=None):
 @implements("roll")
 def roll(input, shifts, dims=None):
     """The elements of an axis moved on; those beyond its end come first.
-    Of matrices, scans and rows of tables the axis is cut into pieces of gcd(shifts, size) elements,
-    at most 64 of them."""
+    Of scans, rows of tables and matrices of 8 bits the axis is cut into pieces of gcd(shifts, size)
+    elements, at most 64 of them."""
     several = [list(x) if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
     if isinstance(shifts, (tuple, list)) or isinstance(dims, (tuple, list)):
         return _rolled(input, *several)

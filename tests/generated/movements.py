@@ -349,15 +349,16 @@ def _rows_of(view: View, array: np.ndarray, n: int) -> np.ndarray:
 
 def _elements(view: View, array: np.ndarray, n: int, k: int) -> np.ndarray:
     """The k-th element of each bundle of a piece; beside a row some number that shows if used."""
-    if len(view.shape) > 1 or view.steps is None or view.groups is not None:
+    if view.steps is None or view.groups is not None:
         return array[_places(view, n, k)]
-    places = view.start[0] + k + view.steps[0] * np.arange(n)
-    is_there = (places >= 0) & (places < view.shape[0])
+    _, *places = _places(view, n, k)
+    pairs = zip(places, view.shape, strict=True)
+    is_there = np.all([(place >= 0) & (place < size) for place, size in pairs], 0)
     assert is_there.any(), "some column is one of the row"
-    is_near = view.steps[0] in (1, view.width) or view.shape[0] % view.steps[0] == 0
-    assert is_there.all() or is_near, "only neighbours, or what will be, are moved beyond an end"
+    first, end = view.there(n) or (0, n)
+    assert np.array_equal(np.flatnonzero(is_there), np.arange(first, end))
     found = np.full((len(array), n), 12345.0)
-    found[:, is_there] = array[:, places[is_there]]
+    found[:, is_there] = array[(slice(None), *(place[is_there] for place in places))]
     return found
 
 

@@ -109,23 +109,33 @@ def test_bundles_beyond_the_ends_compile(n, dtype, size, step):
     assert any(view.there(kernel.graph.n) for view in views)
 
 
-@pytest.mark.parametrize(("n", "step"), [(401, 2), (402, 3), (404, 4)])
-def test_elements_apart_that_are_no_bundles_are_not_read_beyond_the_ends(n, step):
-    x = torch.ones(M, n, requires_grad=True)
-    f = htile.rowwise(lambda x: F.max_pool1d(x[None], step + 1, step, 1)[0])
-    with pytest.raises(UnsupportedError, match="pieces"):
-        f.inspect(x, arch="sm_90a").backward  # noqa: B018 (it is made when asked for)
+def every_third(x):
+    return F.max_pool1d(x[None], 4, 3, 1)[0]
 
 
-def test_a_stack_of_rows_is_not_read_beyond_their_ends():
-    """Beyond the end of one row of a stack is the next one, and behind the last one nothing."""
+def every_fourth(x):
+    return F.max_pool1d(x[None], 5, 4, 1)[0]
 
-    def f(x: htile.Inner[2]):
-        return F.max_pool1d(x, 9, 1, 4)
 
-    x = torch.ones(M, 3, 131, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="pieces"):
-        htile.rowwise(f).inspect(x, arch="sm_90a").backward  # noqa: B018 (it is made when asked for)
+def of_each_row(x: htile.Inner[2]):
+    return F.max_pool1d(x, 9, 1, 4)
+
+
+@pytest.mark.parametrize(("f", "shape"), [
+    (every_third, (402,)), (every_fourth, (404,)), (of_each_row, (3, 131)),
+])  # fmt: skip
+def test_elements_apart_are_not_read_beyond_the_ends(f, shape):
+    """Elements that are no bundles, and a stack: beyond the end of one row of it is the next one.
+    """
+    values = torch.randn(M, *shape, generator=torch.Generator().manual_seed(1))
+    x, exact = exactly(f, values)
+    g = torch.randn(exact.shape)
+    (slope,) = torch.autograd.grad(exact, x, g.double())
+    kernel = htile.rowwise(f).inspect(values.clone().requires_grad_(), arch="sm_90a").backward
+    assert kernel.resources.stack == 0
+    named = {"x": in_memory(values), "d_out": in_memory(g), "d_x": in_memory(values * 0)}
+    launch_pieces(kernel, named, M)
+    torch.testing.assert_close(named["d_x"].double(), slope, rtol=1e-5, atol=1e-5)
 
 
 def test_large_windows_that_would_be_computed_many_times_are_refused():

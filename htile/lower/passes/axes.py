@@ -46,6 +46,11 @@ class Index(NamedTuple):
     def times(self, factor: int) -> Index:
         return Index(self.start * factor, tuple((a, step * factor) for a, step in self.steps))
 
+    def at(self, axis: Axis, place: int) -> Index:
+        """The same at one place of an axis."""
+        step = dict(self.steps).get(axis, 0)
+        return Index(self.start + step * place, tuple(s for s in self.steps if s[0] != axis))
+
     @property
     def without_rows(self) -> Index:
         """The same, where it does not say which row of a table is wanted."""

@@ -51,8 +51,8 @@ def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
     first = view.start[-1] - view.start[-1] % width
     size, far = view.groups or (graph.n, (0,) * len(view.steps))
     end = first + far[-1] * (graph.n // size - 1) + step * (size - 1) + width
-    is_loaded = isinstance(piece, Input) and may_lie_beyond(step, view.shape, dtype)
-    if view.shape[-1] % width or far[-1] % width or (end > view.shape[-1] and not is_loaded):
+    is_beyond = end > view.shape[-1] and isinstance(piece, Output)
+    if view.shape[-1] % width or far[-1] % width or is_beyond:
         return None  # a bundle would lie otherwise in the next line, or reach beyond the axis
     start = (*view.start[:-1], first)
     return View(view.shape, start, view.steps, width, dtype, groups=view.groups)
@@ -61,15 +61,6 @@ def _bundle_view(graph: Graph, piece: Input | Output) -> View | None:
 def _width(step: int, dtype: torch.dtype) -> int:
     """How many elements a bundle has, of which each piece has one of every `step`; 0 if none."""
     return next((w for w in WIDTHS if step % w == 0 and w * dtype.itemsize in WIDE), 0)
-
-
-def may_lie_beyond(step: int, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether a piece that has one of every `step` elements of a tensor may reach beyond its ends.
-
-    Then its bundles are neighbours, which are loaded as the elements of such a row are.
-    """
-    is_row = len(shape) == 1 and shape[0] % step == 0 and dtype is not torch.bool
-    return is_row and _width(step, dtype) == step
 
 
 def _input_rule(graph: Graph, views: dict[int, View]) -> Rule:

@@ -2,9 +2,10 @@
 
 A row that is joined of parts may be computed without cutting it where the parts end: each part is
 computed of the whole row, and the number of the column chooses. Beside its own columns a part is
-anything, so what is wanted of it may lie beyond its ends. Unlike `by_column.py`, which rewrites
-rows before they are placed, this knows of each part which elements of several axes are wanted. So
-it serves windows of neighbours, which are stacks of parts.
+anything, so what is wanted of it may lie beyond its ends. A row of memory is loaded with any number
+there, and as one number where one element of it is left. Unlike `by_column.py`, which rewrites rows
+before they are placed, this knows of each part which elements of several axes are wanted. So it
+serves windows of neighbours, which are stacks of parts, and stacks that are moved along any axis.
 
 A reduction of a shorter row is taken of the whole row then, with what changes nothing behind. A
 shorter result is computed of the whole row, and stored up to its end. So the groups of a row that
@@ -141,14 +142,26 @@ class Choosing:
         of = replace(node, value=replace(node.value, dtype=torch.int64))
         return self._add(Placed(Op.CONST, (), end, (), of))
 
+    def _only_there(self, node: Node, wanted: Wanted) -> Wanted:
+        """What is wanted of a row, as one element where no other one that is wanted is there."""
+        for index, size in zip(wanted, node.value.inner, strict=True):
+            is_beyond = index.start < 0 or index.last >= size
+            if not is_beyond or len(index.steps) != 1:
+                continue
+            ((axis, step),) = index.steps
+            first, last = max(0, -(index.start // step)), (size - 1 - index.start) // step
+            if first == min(last, axis.size - 1):
+                return tuple(each.at(axis, first) for each in wanted)
+        return wanted
+
     def _refuse_beyond(self, node: Node, wanted: Wanted) -> None:
         """Raise UnsupportedError where elements are wanted that are not there, and cannot be.
 
-        A row of one axis is loaded with any number in their place.
+        A row is loaded with any number in their place, but a row of a table is not.
         """
         pairs = zip(wanted, node.value.inner, strict=True)
         is_there = all([index.start >= 0 and index.last < size for index, size in pairs])
-        is_row = node.op is Op.INPUT and len(wanted) == 1 and row_chosen(wanted) is None
+        is_row = node.op is Op.INPUT and row_chosen(wanted) is None
         if not is_there and not is_row:
             raise UnsupportedError(BEYOND, node.loc)
 

@@ -12,7 +12,6 @@ from ...frontend.graph import Builder, Graph, Node, Output, Role, View
 from ...frontend.ops import SCANS, Op, Value, Varies
 from ..vectors import is_vector
 from .axes import Axis, Groups, Index, Ungrouped, Wanted, axes_of, row_chosen, starts_of
-from .bundles import may_lie_beyond
 
 # Reductions in which equal elements count, and what leaves their result as it is.
 ONCE = {Op.SUM: 0, Op.PROD: 1}
@@ -167,26 +166,24 @@ class _Building:
     def _touching(self, leaf: Placed) -> Wanted:
         """What is wanted of a row, moved to its start where no element of the row is wanted.
 
-        Then any number will do, and those are read that are there. Raises UnsupportedError where
-        elements that are no neighbours reach beyond an end.
+        Then any number will do, and those are read that are there (`View.there`). Raises Ungrouped
+        where groups reach beyond an end.
         """
-        (*_, index), (*_, size) = leaf.view, leaf.of.value.inner
-        if index.start >= 0 and index.last < size:
+        pairs = [*zip(leaf.view, leaf.of.value.inner, strict=True)]
+        if all([index.start >= 0 and index.last < size for index, size in pairs]):
             return leaf.view
-        steps, groups = self._steps(leaf.view)
+        _, groups = self._steps(leaf.view)
         if groups is not None:
             raise Ungrouped
-        if index.last < 0 or index.start >= size:
-            return (*leaf.view[:-1], Index(0, index.steps))
-        step = steps[-1]
-        dtype = next(i.dtype for i in self.graph.inputs if i.id == leaf.of.id)
-        if step > 1 and not may_lie_beyond(step, leaf.of.value.inner, dtype):
-            raise UnsupportedError(
-                f"{leaf.of.arg} is moved along the row, as in torch.roll, and cut into pieces that "
-                "alternate, as x[::2]: pass what is moved as an argument",
-                next((node.loc for node in self.graph if node.op is Op.SHIFT), leaf.of.loc),
-            )
-        return leaf.view
+        touching = tuple(
+            Index(0, index.steps) if index.last < 0 or index.start >= size else index
+            for index, size in pairs
+        )
+        view = self._view(leaf.of.value.inner, touching, True)
+        first, end = (view and view.there(self.n)) or (0, self.n)
+        if first < end:
+            return touching
+        return tuple(Index(0, index.steps) for index in touching)  # no column is in all axes
 
     def _index(self, new: Builder, each: Placed) -> int:
         """start + step * the number of the column, or of the group and of the column in it."""

@@ -225,6 +225,8 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         op, arg, inputs = node.op, node.arg, node.inputs
         if self.chosen and (op is Op.INPUT or op in SCANS):
             self._refuse_beyond(node, wanted)
+        if self.chosen and op is Op.INPUT:
+            wanted = self._only_there(node, wanted)
         if op is Op.INPUT and (chosen := row_chosen(wanted)) is not None:
             table = self._add(Placed(op, (), arg, axes_of(wanted), node, wanted))
             _, axis, _ = chosen
