@@ -147,7 +147,7 @@ SECTIONS = (
             traced("Too many elements by rank", "return x.topk(65).values", kind="UnsupportedError",
                    call="f(torch.ones(4, 100))"),
             traced("Elements that a mask chooses", "return x[x > 0]", kind="UnsupportedError"),
-            traced("Parts that have no common length", "return x[:, :100] * 2, x[:, 100:]",
+            traced("Parts that have no common length", "return x[:, :100].cumsum(-1), x[:, 100:]",
                    kind="UnsupportedError", parameters="x: htile.Inner[2]",
                    call="f(torch.ones(4, 2, 4093))"),
             traced("Too many parts", "return torch.stack(x.unbind())", kind="UnsupportedError",

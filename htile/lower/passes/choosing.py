@@ -76,20 +76,27 @@ class Choosing:
         least = min((n + 1) // 2, self.most + 1)  # Fewer elements can be written out.
         short = [axis for axis in axes if least <= axis.size < n and self._may_be_wider(axis)]
         for axis in short:
-            self.widened[axis.key] = n
-            del self.factors[axis.key]
+            of_column = prod([size for size, _ in self.factors.pop(axis.key)[1:]])
+            self.widened[axis.key] = n * of_column
         if short:
             raise Widened(short[0], n)
 
     def _may_be_wider(self, axis: Axis) -> bool:
-        """Whether a reduction or a result knows where its axis ends among more columns."""
+        """Whether a reduction or a result knows where its axis ends among more columns.
+
+        Of an axis that is cut, the outermost part may be wider, once.
+        """
         what, k, _ = axis.key
-        if self.factors[axis.key] != [(axis.size, True)]:
+        is_whole = self.factors[axis.key] == [(axis.size, True)]
+        if not is_whole and (axis.place > 0 or axis.key in self.widened):
             return False
         if what == "reduced":
             return self.graph[k].op in WIDENED and self._can_be_chosen(k)
-        output = self.graph.outputs[k] if what == "out" else None
-        return output is not None and len(output.inner) == 1 and self._can_be_chosen(output.id)
+        if what != "out":
+            return False
+        output = self.graph.outputs[k]
+        is_row = is_whole and len(output.inner) == 1
+        return (is_row or output.over is None) and self._can_be_chosen(output.id)
 
     def _can_be_chosen(self, id: int) -> bool:
         """Whether all joined rows that a value is computed of may be choices by the column."""

@@ -156,7 +156,8 @@ class _Building:
         pairs = zip(wanted, output.inner, strict=True)
         if all([index.last < size for index, size in pairs]):
             return
-        if view is not None and view.start == (0,) and view.there(self.n):
+        there = view and view.there(self.n)
+        if there and there[0] == 0:
             return
         raise Ungrouped if self.groups else UnsupportedError(
             f"{output.name} ends before the columns do, and would be cut into pieces",
