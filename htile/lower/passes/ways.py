@@ -108,7 +108,7 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
     for other, apart in dict.fromkeys(ways if moved is not graph else ()):
         with suppress(UnsupportedError):
             return place(other, in_groups, apart=apart)
-    ways = (graph, reduce_by_column(graph), moved, reduce_by_column(moved))
+    ways = (graph, reduce_by_column(graph), moved, reduce_by_column(moved), reduce_last(graph))
     for other in dict.fromkeys(ways if graph.multiple is None else ()):
         with suppress(UnsupportedError):
             try:
@@ -117,7 +117,7 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
                 count = f"more than {MOST_TRIED}"
             else:
                 if len(found) <= MOST_NODES:
-                    return found
+                    return _with_parts_chosen(graph, found)
                 count = str(len(found))
             refused = UnsupportedError(_too_many(count), refused.loc)
     raise refused
@@ -162,11 +162,10 @@ def _with_parts_chosen(graph: Graph, best: Graph) -> Graph:
     has_few = len(best.inputs) <= FEW_PIECES * len(graph.inputs)
     if has_few or len(best) <= FEW_NODES * len(graph) or graph.multiple is not None:
         return best
-    for other in dict.fromkeys((graph, reduce_by_column(graph))):
+    for other in dict.fromkeys((graph, reduce_by_column(graph), reduce_last(graph))):
         with suppress(UnsupportedError, TooLong):
             found = place(other, in_groups=False, chosen=True, nodes=len(best) // LONGER)
-            if _read(found) <= MORE_READ * _read(best):
-                return found
+            best = found if _read(found) <= MORE_READ * _read(best) else best
     return best
 
 
