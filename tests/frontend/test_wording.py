@@ -184,7 +184,7 @@ def test_a_size_that_a_row_decides(made):
 
 @pytest.mark.parametrize("shift", [-1, 1, -33 - 2])
 def test_a_roll_of_many_elements(shift):
-    """Of matrices. Rows may be moved along themselves by any number of elements."""
+    """Of matrices of 8 bits. Others are moved along themselves by any number of elements."""
 
     def rolled(x: htile.Inner[2]):
         return torch.roll(x, shift, -1)
@@ -192,12 +192,13 @@ def test_a_roll_of_many_elements(shift):
     def joined(x: htile.Inner[2]):
         return torch.cat((x[:, -shift % 67 :], x[:, : -shift % 67]), -1)
 
-    x = torch.randn(4, 3, 67)
+    x = torch.randint(256, (4, 3, 67), dtype=torch.uint8)
     message = refused(UnsupportedError, rolled, x)
     written = message.partition(": pass ")[2]
     assert written.endswith(" as an argument") and "as in torch.roll" in message
     assert torch.equal(eval(written.removesuffix(" as an argument")), x.roll(shift, -1))
     assert message == refused(UnsupportedError, joined, x)
+    assert torch.equal(htile.rowwise(rolled)(x.float()), x.float().roll(shift, -1))
 
 
 @pytest.mark.parametrize("n", [64, 65, 1000])
@@ -207,17 +208,15 @@ def test_a_roll_of_a_row(n):
 
 
 def test_elements_apart_of_a_row_that_is_moved():
-    """Every second one is loaded as one of a pair; of three there are no such bundles."""
+    """Every second one is loaded as one of a pair; one of three, which are no bundle, by itself."""
 
     def moved(x, step: htile.Static):
         return x.roll(301, -1)[::step]
 
     x, longer = torch.randn(4, 1000), torch.randn(4, 999)
-    message = refused(UnsupportedError, moved, longer, 3)
-    assert message.startswith("x is moved along the row, as in torch.roll, and cut into pieces")
-    assert message.endswith("pass what is moved as an argument")
-    passed = htile.rowwise(lambda x: x[::3])(longer.roll(301, -1))
-    assert torch.equal(passed, longer.roll(301, -1)[:, ::3])
+    assert torch.equal(htile.rowwise(moved)(longer, 3), longer.roll(301, -1)[:, ::3])
+    kernel = htile.rowwise(moved).inspect(longer, 3, arch="sm_90a")
+    assert kernel.graph.n == 333 and {i.view.width for i in kernel.graph.inputs} == {1}
     assert torch.equal(htile.rowwise(moved)(x, 2), x.roll(301, -1)[:, ::2])
     kernel = htile.rowwise(moved).inspect(x, 2, arch="sm_90a")
     assert kernel.graph.n == 500 and {i.view.width for i in kernel.graph.inputs} == {2}
