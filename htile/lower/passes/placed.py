@@ -157,7 +157,7 @@ class _Building:
         if all([index.last < size for index, size in pairs]):
             return
         there = view and view.there(self.n)
-        if there and there[0] == 0:
+        if there and there[0] == 0 < there[1]:  # some of it is stored
             return
         raise Ungrouped if self.groups else UnsupportedError(
             f"{output.name} ends before the columns do, and would be cut into pieces",
