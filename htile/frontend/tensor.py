@@ -143,7 +143,7 @@ def _no_number(self) -> NoReturn:
     if internal(sys._getframe(1).f_code.co_filename):  # torch.as_tensor came here first
         _refuse_copies()
     name = used(r"\bmath\.(\w+)")
-    if name and hasattr(torch, name):
+    if name and hasattr(torch, name) and not used(r"\b(float|int|complex)\("):
         fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
              f"number s that is given at run time torch.{name}(torch.tensor(s)), or make it static "
              "(s: htile.Static)")  # fmt: skip

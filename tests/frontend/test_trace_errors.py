@@ -111,6 +111,9 @@ MISTAKES = {
     "math.exp in torch.tensor": (
         lambda x: torch.tensor(math.exp(x.sum())), TraceError, "write torch.exp(x)"
     ),
+    "math.sqrt beside float": (
+        lambda x: x * float(x.sum()) * math.sqrt(2.0), TraceError, "x.to(dtype) for float(x)"
+    ),
     "math.sqrt of a scalar": (lambda x, s: x * math.sqrt(s), TraceError, "write torch.sqrt"),
     "beyond the end": (lambda x: x[8], ShapeError, "index 8 of an axis of 8 elements"),
     "nothing of a row": (lambda x: x[8:], ShapeError, "a part without elements"),
