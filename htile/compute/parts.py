@@ -24,7 +24,8 @@ from htile.copy.vector import vector_copy
 from htile.utils import WARP
 
 COLUMNS = WARP  # that a CTA of the second kernel combines
-THREADS = 512  # of such a CTA: 16 for each column
+COLUMNS_OF_GROUPS = 8  # the same where parts have several groups of columns, and so more to combine
+THREADS = 512  # of such a CTA: 16 for each column, or 64
 MOST_LOADS = 16  # that such a thread has under way at a time
 
 
@@ -122,20 +123,28 @@ class Parts:
         ctx.store_row_value(column, number[0])
 
     def combine(
-        self, op: cute.ReductionOp, mO: cute.Tensor, columns: int, parts: Int32, place: int = 0
+        self,
+        op: cute.ReductionOp,
+        mO: cute.Tensor,
+        columns: int,
+        parts: Int32,
+        place: int = 0,
+        groups: int = 1,
     ) -> None:
         """Combine all parts of each column, and store the result.
 
         mO: the result, of `columns` elements.
         parts: how many there are. Those from there on were stored by nobody, and are nothing.
         place: which result of the kernel it is. The CTAs with this number along y work on it.
+        groups: how many groups of `columns` elements each part has, which are combined too.
 
-        Each thread of a column combines every 16th part in ascending order. A halving tree combines
-        what the threads have. So the order does not depend on how many parts there are.
+        Each thread of a column combines every 16th part in ascending order, or every 64th group of
+        all parts. A halving tree combines what the threads have. So the order does not depend on
+        how many parts there are.
         """
         shape, stride = (*mO.shape,)[::-1] or (1,), (*mO.stride,)[::-1] or (1,)
         mO = cute.make_tensor(mO.iterator, cute.make_layout(shape, stride=stride))
-        _combine_parts(self.tensor, op, mO, columns, parts, place)
+        _combine_parts(self.tensor, op, mO, columns, parts, place, groups)
 
 
 def _combine_groups(
@@ -160,29 +169,39 @@ def _combine_groups(
 
 @cute.jit
 def _combine_parts(
-    mP, op: cutlass.Constexpr, mO, columns: cutlass.Constexpr, parts, place: cutlass.Constexpr
+    mP,
+    op: cutlass.Constexpr,
+    mO,
+    columns: cutlass.Constexpr,
+    parts,
+    place: cutlass.Constexpr,
+    groups: cutlass.Constexpr,
 ):
     x, y, _ = cute.arch.block_idx()
     if y == place:
         tidx, _, _ = cute.arch.thread_idx()
-        column, first = x * COLUMNS + tidx % COLUMNS, tidx // COLUMNS
-        dtype, height = mP.element_type, THREADS // COLUMNS
-        loads = min(-(-mP.shape[0] // height), MOST_LOADS)
+        width = COLUMNS if groups == 1 else COLUMNS_OF_GROUPS
+        column, first = x * width + tidx % width, tidx // width
+        dtype, height = mP.element_type, THREADS // width
+        loads = min(-(-mP.shape[0] * groups // height), MOST_LOADS)
+        count = parts * groups
         there = cutlass.min(column, columns - 1)
         nothing = dtype(identity(op, dtype))
         total = nothing
-        for k in cutlass.range((parts - 1) // (height * loads) + 1, unroll=1):
+        for k in cutlass.range((count - 1) // (height * loads) + 1, unroll=1):
             values = []
             for i in cutlass.range_constexpr(loads):
-                part = (k * loads + i) * height + first
-                found = mP[cutlass.min(part, parts - 1), there]
-                values.append(select(part < parts, found, nothing))
+                number = (k * loads + i) * height + first
+                part = cutlass.min(number, count - 1)
+                group = 0 if groups == 1 else part % groups * columns
+                found = mP[part // groups, group + there]
+                values.append(select(number < count, found, nothing))
             for i in cutlass.range_constexpr(loads):
                 total = combine(op, total, values[i])
-        layout = cute.make_layout((height, COLUMNS), stride=(COLUMNS, 1))
+        layout = cute.make_layout((height, width), stride=(width, 1))
         sP = SmemAllocator().allocate_tensor(dtype, layout, byte_alignment=16)
-        sP[first, tidx % COLUMNS] = total
+        sP[first, tidx % width] = total
         cute.arch.barrier()
         if first == 0 and column < columns:
-            terms = [sP[i, tidx % COLUMNS] for i in range(height)]
+            terms = [sP[i, tidx % width] for i in range(height)]
             mO[column] = to_stored(combine_terms(terms, op), mO.element_type)

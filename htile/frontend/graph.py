@@ -195,6 +195,8 @@ class Output:
         be any shape, and `is_row` says whether its last axis comes from a row.
     over: the reduction over all rows, `Op.SUM` or `Op.MAX`, of which it is the result. It has shape
         `inner` then, without leading dimensions. None if each row has a result of its own.
+    groups: into how many groups of neighbours the columns are divided, which such a sum adds up,
+        too. `inner` is that of one group, once the graph is placed.
     """
 
     name: str
@@ -204,6 +206,7 @@ class Output:
     is_row: bool
     view: View | None = None
     over: Op | None = None
+    groups: int = 1
     formula: ClassVar[None] = None  # as of an input that is not computed
 
 

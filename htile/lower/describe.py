@@ -126,7 +126,8 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
                 value = names.operand(output.id)
                 kind = f"{_named(plan, output)} ({dtype_name(output.dtype)})"
                 if output.over is not None:
-                    lines.append(f"add up    {kind} = {output.over.value} of {value}, over rows")
+                    over = f"rows and {output.groups} groups" if output.groups > 1 else "rows"
+                    lines.append(f"add up    {kind} = {output.over.value} of {value}, over {over}")
                     continue
                 lines.append(f"store     {kind} = {value}")
             case ChunkLoop(inner, parts):

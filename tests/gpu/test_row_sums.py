@@ -62,8 +62,21 @@ def groups(f, *args):
     return f.inspect(*args).plan.numerics.groups
 
 
-def in_order(x, plan):
-    """The sum of float32 rows in the order that the plan says, by additions of torch."""
+@htile.rowwise
+def added_heads(x, d: htile.Static):
+    return htile.sum_rows(x.view(-1, d).sum(0))
+
+
+@htile.rowwise
+def head_norm(x, w: htile.Shared):
+    return torch.nn.functional.rms_norm(x.view(-1, w.shape[0]), w.shape, w, 1e-6).flatten()
+
+
+def in_order(x, plan, heads=1):
+    """The sum of float32 rows in the order that the plan says, by additions of torch.
+
+    heads: into how many groups of columns each part is divided, which are added up, too.
+    """
     count, rows = plan.numerics.groups, plan.rows_per_block
     total = x.new_zeros(count, x.shape[-1])
     for start in range(0, len(x), count):
@@ -74,10 +87,11 @@ def in_order(x, plan):
     while distance:
         parts = parts[:, :distance] + parts[:, distance : 2 * distance]
         distance //= 2
-    parts = parts[:, 0]
-    terms = torch.zeros_like(parts[:16]) if len(parts) >= 16 else parts.new_zeros(16, x.shape[-1])
-    for start in range(0, len(parts), 16):
-        some = parts[start : start + 16]
+    parts = parts[:, 0].reshape(plan.parts * heads, -1)
+    height = 16 if heads == 1 else 64
+    terms = parts.new_zeros(height, parts.shape[-1])
+    for start in range(0, len(parts), height):
+        some = parts[start : start + height]
         terms[: len(some)] += some
     while len(terms) > 1:
         terms = terms[: len(terms) // 2] + terms[len(terms) // 2 :]
@@ -196,6 +210,34 @@ def test_rows_beyond_the_last_do_not_count():
 def test_the_order_is_the_one_that_is_promised(n, m):
     x = data(m, n, F32)
     assert torch.equal(added(x), in_order(x, added.inspect(x).plan))
+
+
+@pytest.mark.parametrize(("n", "d"), [(96, 3), (1000, 8), (2048, 64), (8192, 128), (1003, 17)])
+@pytest.mark.parametrize("m", [1, 100, MANY])
+def test_groups_are_added_up_in_the_order_that_is_promised(n, d, m):
+    x = data(m, n, F32)
+    plan = added_heads.inspect(x, d).plan
+    assert torch.equal(added_heads(x, d), in_order(x, plan, n // d))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "d"), [(128, 64), (2048, 64), (1024, 128), (8192, 64), (600, 8), (96, 3)]
+)
+def test_gradients_of_a_weight_that_heads_share(n, d, dtype):
+    x, g = data(MANY, n, dtype, 2)
+    w = data(1, d, dtype)[0]
+    x.requires_grad_(), w.requires_grad_()
+    found = torch.autograd.grad(head_norm(x, w), (x, w), g)
+    again = torch.autograd.grad(head_norm(x, w), (x, w), g)
+    assert all(map(torch.equal, found, again))
+    wide = [each.detach().double().requires_grad_() for each in (x, w)]
+    rows = torch.nn.functional.rms_norm(wide[0].view(MANY, -1, d), (d,), wide[1], 1e-6)
+    exact = torch.autograd.grad(rows.flatten(1), wide, g.double())
+    eps = torch.finfo(dtype).eps
+    for a, b in zip(found, exact, strict=True):
+        assert a.dtype is dtype and a.shape == b.shape
+        assert (a.double() - b).norm() <= max(eps, 4e-6) * b.norm()
 
 
 @pytest.mark.parametrize("n", [64, 1000, 1003, 4096, 8192])

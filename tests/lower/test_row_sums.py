@@ -39,6 +39,51 @@ def test_results_over_rows_alone_compile(n, dtype):
     assert [parts.dtype for parts in parts_of(kernel.plan)] == [F32, F32, F32, torch.int64]
 
 
+def added_heads(x, d: htile.Static):
+    return htile.sum_rows(x.float().view(-1, d).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("n", "d"), [(96, 3), (1000, 8), (2048, 64), (8192, 64), (4096, 2048), (1003, 17)]
+)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sums_of_groups_are_added_up_behind_those_of_rows(n, d, arch):
+    """17 does not divide 1003, and 59 groups of it are 1003 elements."""
+    x = torch.empty(8, n, dtype=BF16, device="meta")
+    kernel = htile.rowwise(added_heads).inspect(x, d, arch=arch)
+    (parts,) = parts_of(kernel.plan)
+    assert parts.output.inner == (d,) and parts.output.groups == n // d
+    assert f"{d}, parts, groups={n // d})" in kernel.source
+    assert len(kernel.graph.inputs) == 1 and kernel.resources.stack == 0
+    assert workspace_bytes(kernel.plan) >= kernel.plan.parts * n * 4
+
+
+@pytest.mark.parametrize(("n", "d"), [(2048, 64), (8192, 64), (1024, 128)])
+def test_the_gradient_of_a_weight_that_heads_share_takes_whole_rows(n, d):
+    @htile.rowwise
+    def normed(x, w: htile.Shared):
+        return torch.nn.functional.rms_norm(x.view(-1, d), (d,), w, 1e-6).flatten()
+
+    x = torch.empty(8, n, dtype=BF16, device="meta", requires_grad=True)
+    w = torch.empty(d, dtype=BF16, device="meta", requires_grad=True)
+    kernel = normed.inspect(x, w, arch="sm_90a").backward
+    assert kernel.resources.stack == 0 and len(kernel.graph.inputs) == 4
+    assert len(kernel.source.splitlines()) < 150
+
+
+def test_sums_of_groups_beside_elements_of_them():
+    """What is read of single groups as well is placed as it was, or as whole rows: it compiles."""
+
+    def mixed(x):
+        heads = x.float().view(4, -1)
+        total = htile.sum_rows(heads.sum(0))
+        return total, htile.max_rows(heads.amax(0)), heads[0] - heads[3]
+
+    kernel = kernel_of(mixed, *rows((2, 512), dtype=BF16))
+    assert kernel.resources.stack == 0
+    assert [len(parts.output.inner) for parts in parts_of(kernel.plan)]
+
+
 @pytest.mark.parametrize("n", [16384, 32768])
 def test_long_rows_are_held_in_clusters(n):
     kernel = backward_kernel("rmsnorm_backward", n)

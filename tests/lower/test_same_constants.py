@@ -14,6 +14,7 @@ from htile.lower.products import fused, plan, tiles
 
 PAIRS = {
     "columns of a combining block": (rows.COMBINED, parts.COLUMNS),
+    "the same of groups": (rows.COMBINED_OF_GROUPS, parts.COLUMNS_OF_GROUPS),
     "its threads": (rows.COMBINING_THREADS, parts.THREADS),
     "turns of loops over rows": (over_rows.TURNS, row_loop.TURNS),
     "elements of K of a stage": (plan.K_CHUNK, matmul.K_CHUNK),

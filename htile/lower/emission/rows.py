@@ -6,7 +6,7 @@ import textwrap
 
 import torch
 
-from ...frontend.graph import Input, Role
+from ...frontend.graph import Input, Output, Role
 from ..over_rows import PartsOf, part_dtype, parts_of
 from ..plan import Plan
 from ..reductions import OF_OP
@@ -17,6 +17,7 @@ from .steps import assign, print_step
 
 LANES = 16  # of a row, at least, that load the numbers of as many rows at a time
 COMBINED = 32  # columns that a CTA of the second kernel works on
+COMBINED_OF_GROUPS = 8  # the same where it adds up groups of columns
 COMBINING_THREADS = 512
 
 
@@ -133,6 +134,16 @@ def _parts(plan: Plan, names: Names, parts: PartsOf) -> str:
     return f"Parts({', '.join(map(str, args))})"
 
 
+def _columns(plan: Plan, output: Output) -> int:
+    """How many elements a result over all rows has."""
+    return plan.graph.n // output.groups if output.is_row else 1
+
+
+def _blocks(plan: Plan, output: Output) -> int:
+    """How many CTAs of the second kernel combine a result."""
+    return -(-_columns(plan, output) // (COMBINED if output.groups == 1 else COMBINED_OF_GROUPS))
+
+
 def combining_kernel(plan: Plan, names: Names) -> list[str]:
     """The kernel that combines the parts of all results."""
     results = dict.fromkeys(names.tensors[each.output] for each in parts_of(plan))
@@ -148,9 +159,10 @@ def combining_kernel(plan: Plan, names: Names) -> list[str]:
         ]
     for place, each in enumerate(parts_of(plan)):
         output = each.output
-        columns = (names.end(output) or str(plan.graph.n)) if output.is_row else "1"
+        columns = names.end(output) or str(_columns(plan, output))
         args = [OF_OP[output.over].combine, names.tensors[output], columns, "parts"]
         args += [f"place={place}"] if place else []
+        args += [f"groups={output.groups}"] if output.groups > 1 else []
         lines += wrapped_call(f"    {_parts(plan, names, each)}.combine(", args, ")")
     return lines
 
@@ -159,10 +171,10 @@ def combining_launch(plan: Plan, names: Names) -> list[str]:
     """Its launch, behind that of the loops, whose grid it takes the number of parts from."""
     each = parts_of(plan)
     results = dict.fromkeys(names.tensors[parts.output] for parts in each)
-    most = max([plan.graph.n if parts.output.is_row else 1 for parts in each])
+    most = max([_blocks(plan, parts.output) for parts in each])
     args = [names.workspace, *results, f"{names.grid}[0]"]
     launch = [
-        f"grid=[{-(-most // COMBINED)}, {len(each)}, 1]",
+        f"grid=[{most}, {len(each)}, 1]",
         f"block=[{COMBINING_THREADS}, 1, 1]",
         "stream=stream",
         *(["use_pdl=True"] if plan.target.arch.dependent_launch else []),

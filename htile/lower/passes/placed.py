@@ -82,7 +82,7 @@ class _Building:
                 view = self._view(output.inner, wanted, is_row)
                 self._refuse_beyond_result(output, k, wanted, view)
                 inner = output.inner if view is None else (n,) if is_row else ()
-                kinds = output.dtype, inner, is_row, view, output.over
+                kinds = output.dtype, inner, is_row, view, output.over, output.groups
                 outputs.append(Output(output.name, ids[k], *kinds))
         return new.finish(outputs, graph.structure)
 

@@ -19,6 +19,7 @@ from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
 from .rewrite import rewrite
 from .space import PADDED, TooLong, has_pairs, place, place_whole
+from .sums_of_groups import of_whole_rows, with_own_shapes
 
 # A kernel takes so many pieces of tensors. Each is a pointer and some strides, and a launch passes
 # 32764 bytes at most.
@@ -41,9 +42,9 @@ def place_well(graph: Graph, in_groups: bool = True) -> Graph:
     former.
     """
     if len(graph) < SHALLOW:
-        return _placed(graph, in_groups)
+        return _with_sums_of_groups(graph, in_groups)
     with _deep_enough(graph):
-        return _placed(graph, in_groups)
+        return _with_sums_of_groups(graph, in_groups)
 
 
 @contextmanager
@@ -59,6 +60,20 @@ def _deep_enough(graph: Graph) -> Iterator[None]:
             yield
         finally:
             sys.setrecursionlimit(before)
+
+
+def _with_sums_of_groups(graph: Graph, in_groups: bool) -> Graph:
+    """The placed graph, in which sums over rows add up groups too, if that takes fewer nodes."""
+    found, of_rows = None, of_whole_rows(graph)
+    if of_rows is not graph:
+        with suppress(UnsupportedError):
+            found = with_own_shapes(_placed(of_rows, in_groups), graph)
+    if found is None:
+        return _placed(graph, in_groups)
+    if len(found) > FEW_PIECES * len(graph):
+        with suppress(UnsupportedError):
+            return min(found, _placed(graph, in_groups), key=len)
+    return found
 
 
 def _placed(graph: Graph, in_groups: bool) -> Graph:
