@@ -438,8 +438,8 @@ def test_a_choice_changes_no_bit_of_gradients(f):
         of_rows = lead if i.role in (Role.ROW, Role.PER_ROW) else ()
         given[i.name] = torch.randn(*of_rows, *traced[i.id].value.inner)
     results = [pytree.tree_leaves(evaluate(graph, given, lead)) for graph in (traced, chosen)]
-    for expected, found in zip(*results, strict=True):
-        assert torch.equal(found, expected)
+    for expected, found in zip(*results, strict=True):  # NaN where a saved maximum is no element
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("f", DIFFERENTIATED, ids=lambda f: f.__name__)

@@ -169,6 +169,33 @@ def test_results_and_gradients(f, n):
         assert count < 80 and more < 160, "no point is written out"
 
 
+@pytest.mark.parametrize("n", [4, 16, 24, 48, 64, 65, 100])
+def test_states_of_any_number_of_channels(n):
+    """As in a state space model. 16 states are written out, of 16 channels or more."""
+
+    def step(h: htile.Inner[2], x, dt, a: htile.Shared, b: htile.Inner[1], c: htile.Inner[1]):
+        delta = torch.exp(dt)
+        h = torch.exp(delta[:, None] * a) * h + (delta * x)[:, None] * b
+        return h, (h * c).sum(-1)
+
+    made = torch.Generator().manual_seed(n)
+    shapes = (M, n, 16), (M, n), (M, n), (n, 16), (M, 16), (M, 16)
+    args = [torch.randn(shape, generator=made) for shape in shapes]
+    call = called(htile.rowwise(step), *args)
+    wide = [each.double().requires_grad_() for each in args]
+    results = torch.vmap(step, in_dims=(0, 0, 0, None, 0, 0))(*wide)
+    assert assert_placed(call.graph, call, {}, results) < 200
+    given = cotangents(call)
+    of_rows = [name for name in call.wrt if name != "a"]
+    named = dict(zip(("h", "x", "dt", "a", "b", "c"), wide, strict=True))
+    slopes = torch.autograd.grad(
+        results, [named[name] for name in of_rows], [given[o.name] for o in call.graph.outputs]
+    )
+    joint = derive(call.graph, tuple(of_rows), call.outputs)
+    nodes = assert_placed(joint, call, {f"d_{name}": g for name, g in given.items()}, slopes)
+    assert nodes < 700
+
+
 def in_memory(value):
     """The same in whole pieces of 16 bytes, as the memory of a GPU has them."""
     each = 16 // value.element_size()

@@ -316,8 +316,11 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
             self.groups = self._in_groups(stacks)
             return self.groups.count * self.groups.size
         for stack in stacks:
-            if len(stack) > 1:  # written out is the outer axis, because neighbours are columns then
-                fits = stack[0].size <= self.most and stack[-1].size >= LEAST_COLUMNS
+            if len(stack) > 1:
+                # The outer axis is written out, because neighbours are columns then, unless it is
+                # longer than the inner one.
+                outer, inner = stack[0].size, stack[-1].size
+                fits = outer <= min(self.most, inner) and inner >= LEAST_COLUMNS
                 shortest = min(stack, key=lambda axis: (axis.size, axis))
                 self._write_out(self._of_no_row(stack) or (stack[0] if fits else shortest), stack)
         axes = [axis for (axis,) in stacks]
