@@ -57,8 +57,8 @@ class View:
     """Which elements of a tensor a piece of it has: for column k those at `start + k * steps`.
 
     These have one number for each axis of the tensor behind the leading dimensions. `shape` is that
-    of these axes, and `steps` are None for a piece of one element. A piece of a row may reach
-    beyond its ends (`there`).
+    of these axes, and `steps` are None for a piece of one element. A piece of a row or of a stack
+    may reach beyond its ends (`there`).
 
     width: how many neighbouring elements of the tensor are one element of the piece, a bundle.
     of: the tensor's dtype, if the piece's is another one, because it has bundles.
@@ -88,7 +88,7 @@ class View:
         None if all are, as they have to be in a piece whose columns lie in groups, and in a row of
         a table. What the kernel has in other columns is any number of the row.
         """
-        if self.steps is None or self.at is not None or self.groups is not None:
+        if not self.steps or self.at is not None or self.groups is not None:
             return None
         first, end = 0, n
         widths = (*(1,) * (len(self.shape) - 1), self.width)

@@ -202,9 +202,9 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
 def _refuse_misspelt(
     annotation: str, error: AttributeError, fn: types.FunctionType
 ) -> typing.NoReturn:
-    """Refuse text that names something of htile that is not there."""
-    known = [kind.__name__ for kind in _KINDS if kind is not float]
-    near = difflib.get_close_matches(error.name, known, 1)
+    """Refuse text that names what htile itself does not have."""
+    known = [name.partition("[")[0] for name, kind in MARKERS.items() if kind is not float]
+    near = difflib.get_close_matches(error.name, known, 1, 0.75)
     likely = f": write {_PACKAGE}.{near[0]}" if near else ""
     told = f"{fn.__name__}: {_PACKAGE} has no {error.name}, which an annotation names"
     raise ArgumentError(f"{told} ({annotation!r}){likely}", line_of(fn)) from error

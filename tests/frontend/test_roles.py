@@ -262,6 +262,7 @@ def test_a_name_defined_after_the_function():
                          "htile.PerRow"),
         ("htile.Column", "htile has no Column"),
         ("htile.Statics | None", "write htile.Static"),
+        ("htile.inner[2]", "('htile.inner[2]'): write htile.Inner"),
     ],
 )
 def test_text_that_names_what_htile_does_not_have_is_refused(text, words):

@@ -306,6 +306,49 @@ def test_the_other_end_is_one_load():
     assert len(kernel.graph.inputs) == 10
 
 
+def scaled_beside(x, p: htile.PerRow):
+    return x * 2, p.exp()
+
+
+def of_a_vector(x: htile.Shared, p: htile.PerRow):
+    return p * x[0]
+
+
+def test_kernels_that_read_values_of_rows_alone():
+    """They take their shape from a value, which is a row without axes."""
+    x, p = torch.empty(8, 5), torch.empty(8, requires_grad=True)
+    assert htile.rowwise(scaled_beside).inspect(x, p, arch="sm_90a").backward.resources.stack == 0
+    kernel = htile.rowwise(of_a_vector).inspect(x[0], p.detach(), arch="sm_90a")
+    assert kernel.resources.stack == 0
+
+
+@pytest.mark.parametrize("points", [16, 64])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_points_in_another_order_are_loaded_once(width, points):
+    def backwards(x):
+        return x.view(-1, width).flip(0)
+
+    x = torch.empty(8, width * points, requires_grad=True)
+    kernel = htile.rowwise(backwards).inspect(x, arch="sm_90a")
+    for each in (kernel, kernel.backward):
+        assert sum(i.view.count(each.graph.n) for i in each.graph.inputs) <= width * points
+
+
+def below_zero_moved(x: htile.Inner[2]):
+    y = x.roll(-31, 0)
+    return torch.where(y > 0, y, y.roll(1, 0) * 2)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_numbers_below_zero_are_compared_as_they_are(dtype):
+    """The simulator compares 16-bit floats as numbers."""
+    x = in_memory(torch.randn(M, 100, 2).to(dtype))
+    result = in_memory(torch.zeros_like(x))
+    kernel = htile.rowwise(below_zero_moved).inspect(x, arch="sm_90a")
+    launch_pieces(kernel, {"x": x, "out": result}, M)
+    assert torch.equal(result, torch.stack([below_zero_moved(row) for row in x]))
+
+
 @pytest.mark.parametrize(("view", "n", "there"), [
     (View((100, 2), (-1, 1), (1, 0)), 100, (1, 100)),
     (View((100, 2), (3, 0), (1, 0)), 100, (0, 97)),
@@ -318,6 +361,7 @@ def test_the_other_end_is_one_load():
     (View((200,), (-8,), (4,), 2), 60, (2, 52)),
     (View((9, 7), (-2, 3), (1, 1)), 9, (2, 4)),
     (View((100,), (5,), None), 100, None),
+    (View((), (), ()), 1, None),
 ])  # fmt: skip
 def test_which_columns_are_there(view, n, there):
     assert view.there(n) == there

@@ -103,12 +103,17 @@ class RowWarp(ptx_device.Warp):
         if opcode[-1] not in NARROW:
             super()._calculate(active, function, opcode, operands)
             return
-        narrow = NARROW[opcode[-1]]
-        bits = [self._value(text, "u16").view(np.int16).copy() for text in operands[1:]]
-        wide = [torch.from_numpy(each).view(narrow).float().numpy() for each in bits]
+        wide = [self._number(text, opcode[-1]) for text in operands[1:]]
         with np.errstate(all="ignore"):
-            found = torch.from_numpy(function(*wide)).to(narrow)
+            found = torch.from_numpy(function(*wide)).to(NARROW[opcode[-1]])
         self._set(active, operands[0], found.view(torch.int16).numpy().view(np.uint16))
+
+    def _number(self, text: str, dtype: str) -> np.ndarray:
+        """An operand; floats of 16 bits as those of float32."""
+        if dtype not in NARROW:
+            return self._value(text, dtype)
+        bits = torch.from_numpy(self._value(text, "u16").view(np.int16).copy())
+        return bits.view(NARROW[dtype]).float().numpy()
 
     def _shf(self, active, opcode, operands):
         low, high, by = (self._value(each, "u32").astype(np.uint64) for each in operands[1:])
@@ -158,16 +163,16 @@ class RowWarp(ptx_device.Warp):
         self._calculate(active, np.sqrt, opcode, operands)
 
     def _setp(self, active, opcode, operands):
-        a, b = (self._value(text, opcode[-1]) for text in operands[1:3])
-        name = opcode[1]
+        a, b = (self._number(text, opcode[-1]) for text in operands[1:3])
+        name, is_float = opcode[1], "f" in opcode[-1]
         if name in ("nan", "num"):
             found = (np.isnan(a) | np.isnan(b)) == (name == "nan")
-        elif name[-1] == "u" and name[:-1] in ptx_device.COMPARE and opcode[-1][0] == "f":
+        elif name[-1] == "u" and name[:-1] in ptx_device.COMPARE and is_float:
             found = ptx_device.COMPARE[name[:-1]](a, b) | np.isnan(a) | np.isnan(b)
         else:
             found = {**ptx_device.COMPARE, "hs": operator.ge, "lo": operator.lt,
                      "hi": operator.gt, "ls": operator.le}[name](a, b)  # fmt: skip
-            if name == "ne" and opcode[-1][0] == "f":
+            if name == "ne" and is_float:
                 found &= ~np.isnan(a) & ~np.isnan(b)
         self._set(active, operands[0], found)
 

@@ -47,7 +47,7 @@ class Index(NamedTuple):
         return Index(self.start * factor, tuple((a, step * factor) for a, step in self.steps))
 
     def at(self, axis: Axis, place: int) -> Index:
-        """The same at one place of an axis."""
+        """The same at one place of an axis, of which it does not depend then."""
         step = dict(self.steps).get(axis, 0)
         return Index(self.start + step * place, tuple(s for s in self.steps if s[0] != axis))
 

@@ -84,7 +84,9 @@ class Choosing:
     def _may_be_wider(self, axis: Axis) -> bool:
         """Whether a reduction or a result knows where its axis ends among more columns.
 
-        Of an axis that is cut, the outermost part may be wider, once.
+        An axis may be cut, as that of points whose numbers are written out. Then its outermost part
+        may be wider, but not for a second time. Sums over rows end where a row of one axis does,
+        and not where the points of a stack do.
         """
         what, k, _ = axis.key
         is_whole = self.factors[axis.key] == [(axis.size, True)]
@@ -150,7 +152,10 @@ class Choosing:
         return self._add(Placed(Op.CONST, (), end, (), of))
 
     def _only_there(self, node: Node, wanted: Wanted) -> Wanted:
-        """What is wanted of a row, as one element where no other one that is wanted is there."""
+        """What is wanted of a row, as one element where no other one that is wanted is there.
+
+        That is found where what is wanted of an axis of the row goes along one axis.
+        """
         for index, size in zip(wanted, node.value.inner, strict=True):
             is_beyond = index.start < 0 or index.last >= size
             if not is_beyond or len(index.steps) != 1:

@@ -1,7 +1,7 @@
 """A traced graph before and after it is differentiated.
 
 A derivative is taken of the nodes that there are, and it reads their results. So it gains more from
-equal nodes that are one than the function itself does. `derivable` makes them one in some steps.
+equal nodes that are one than the function itself does. `derivable` makes them one in four steps.
 Parts of what is put together become parts of what they come from. Equal nodes are merged. A
 log_softmax takes the exponentials of a softmax (`one_total`). The logarithm of a share becomes the
 exponent less the logarithm of the total, which is derived without a division.

@@ -45,24 +45,31 @@ def parts_apart(graph: Graph) -> Graph:
     """The same function, in which a part of one of several joined values is a part of that one."""
     if Op.CAT not in {node.op for node in graph}:
         return graph
-    return rewrite(graph, lambda new, node, inputs: _of_joined(new, node, inputs))
+    return rewrite(graph, _of_joined)
 
 
 def _of_joined(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
     """The part of the joined value that a slice lies in; None if it lies in several."""
-    if node.op is not Op.SLICE or new[inputs[0]].op is not Op.CAT:
+    if node.op is not Op.SLICE:
         return None
     axis, first, step, size = node.arg
-    joined = new[inputs[0]]
-    if joined.arg != axis:
+    whole = inputs[0]
+    while (found := _part(new[whole], new, axis, first, first + (size - 1) * step)) is not None:
+        whole, begin = found
+        first -= begin
+    if whole == inputs[0]:
         return None
-    last = first + (size - 1) * step
+    if size == new[whole].value.inner[axis]:
+        return whole
+    return new.add(Op.SLICE, (whole,), (axis, first, step, size), node.loc)
+
+
+def _part(joined: Node, new: Builder, axis: int, first: int, last: int) -> tuple[int, int] | None:
+    """Which of joined values has both of these places of an axis, and where it begins."""
     begin = 0
-    for part in joined.inputs:
-        length = new[part].value.inner[axis]
-        if begin <= first and last < begin + length:
-            if size == length:
-                return part
-            return new.add(Op.SLICE, (part,), (axis, first - begin, step, size), node.loc)
-        begin += length
+    for part in joined.inputs if joined.op is Op.CAT and joined.arg == axis else ():
+        end = begin + new[part].value.inner[axis]
+        if begin <= first and last < end:
+            return part, begin
+        begin = end
     return None

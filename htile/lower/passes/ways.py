@@ -84,7 +84,9 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             return best
     if in_groups and _has_groups_beyond(graph):
         with suppress(UnsupportedError, TooLong):
-            return place(graph, chosen=True, nodes=FEW_PIECES * len(graph))
+            found = place(graph, chosen=True, nodes=FEW_PIECES * len(graph))
+            if len(found.inputs) <= FEW_PIECES * len(graph.inputs):
+                return found
     chosen = choose_by_column(graph)
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
     ways += [(reduce_last(graph), False)]
