@@ -264,7 +264,7 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
     rows, n = math.prod(lead), placed.n
     arrays = {}
     for name, value in named.items():
-        array = value.double().numpy()
+        array = (value if value.is_complex() else value.double()).numpy()  # keys are complex
         inner = next((i.view.shape for i in placed.inputs if i.name == name and i.view), None)
         if inner is None:
             inner = next(traced[i.id].value.inner for i in traced.inputs if i.name == name)

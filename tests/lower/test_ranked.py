@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 import htile
 from htile.frontend.graph import Role
 from htile.frontend.ops import Op
-from htile.frontend.reference import evaluate
+from htile.frontend.reference import EVALUATE, evaluate
 from htile.lower.passes.simplify import run_passes
 from htile.lower.ranks import chains
 from tests.generated.movements import MEANT, interpreted
@@ -74,6 +74,15 @@ def rows(n):
     return torch.randint(-4, 5, (3, n)).float() / 2
 
 
+def second_key(x):
+    """The key of the second largest element of each row, as a kernel and `interpreted` have it."""
+    keys = EVALUATE[Op.KEY]((x, torch.arange(x.shape[-1])), False, torch.int64)
+    key = keys.sort(-1, descending=True).values[:, 1]
+    value = EVALUATE[Op.KEY_VALUE]((key,), torch.float32, torch.float32)
+    index = EVALUATE[Op.KEY_INDEX]((key,), False, torch.int64)
+    return key, value.double() - 1j * index
+
+
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 def test_the_same_numbers(f, monkeypatch):
     for op, meant in NAMED.items():
@@ -85,7 +94,10 @@ def test_the_same_numbers(f, monkeypatch):
         lead = (3,) if i.role in (Role.ROW, Role.PER_ROW) else ()
         given[i.name] = torch.randn(*lead, *traced[i.id].value.inner)
     given["x"] = rows(32)
-    expected = pytree.tree_leaves(evaluate(traced, given, (3,)))
+    saved = [i.name for i in traced.inputs if i.dtype is torch.int64]  # of `beside`
+    keys, numbers = (dict.fromkeys(saved, key) for key in second_key(given["x"]))
+    expected = pytree.tree_leaves(evaluate(traced, given | keys, (3,)))
+    given |= numbers
     for found, each in zip(interpreted(placed, traced, given, (3,)), expected, strict=True):
         np.testing.assert_allclose(found, each.double().numpy(), rtol=1e-5, atol=1e-5)
 
