@@ -443,7 +443,7 @@ def test_a_refusal_of_the_whole_kernel_names_a_line():
         y = torch.exp(d[:, None] * a) * h
         return y + (d * x)[:, None] * b
 
-    shapes = (2, 64), (2, 64), (64, 8), (2, 8), (2, 64, 8)
+    shapes = (2, 64), (2, 64), (64, 64), (2, 64), (2, 64, 64)
     args = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with pytest.raises(UnsupportedError, match="the gradient of state") as caught:
         htile.rowwise(state).inspect(*args).backward  # noqa: B018
