@@ -136,5 +136,10 @@ def advice(name: str, known: Iterable[str]) -> str:
     """What to write for a name that HTile does not have: a hint, or the nearest of the known."""
     if name in HINTS:
         return HINTS[name]
-    near = difflib.get_close_matches(name, sorted(set(known)), 3, 0.7)
+    near = nearest(name, known)
     return f"did you mean {' or '.join(near)}? {REFERENCE}" if near else REFERENCE
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that one may have meant, the nearest first; three at most."""
+    return difflib.get_close_matches(name, sorted(set(known)), 3, 0.7)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
@@ -23,6 +22,7 @@ from .annotations import INNER, MOST_AXES, Inner, Matrix, PerRow, Scalar, Shared
 from .captures import closure, freeze, line_of
 from .dtypes import HALVES
 from .graph import Role
+from .hints import nearest
 from .leading import not_broadcast
 from .ops import broadcast_shapes, compute_dtype
 
@@ -204,7 +204,7 @@ def _refuse_misspelt(
 ) -> typing.NoReturn:
     """Refuse text that names what htile itself does not have."""
     known = [name.partition("[")[0] for name, kind in MARKERS.items() if kind is not float]
-    near = difflib.get_close_matches(error.name, known, 1, 0.75)
+    near = nearest(error.name, known)
     likely = f": write {_PACKAGE}.{near[0]}" if near else ""
     told = f"{fn.__name__}: {_PACKAGE} has no {error.name}, which an annotation names"
     raise ArgumentError(f"{told} ({annotation!r}){likely}", line_of(fn)) from error
