@@ -6,8 +6,8 @@ row: eight rows of 67 elements are one of 536, which is whole vectors of 8 eleme
 such a function takes as many rows together as make vectors whole.
 
 It does so for many rows only. Few rows wait for memory, and are the quicker the more threads have
-them. Rows that are shifted (`vectors.is_shifted`) have long vectors by themselves. Joined, they
-took as long in the mean of 44 cells (one H200, 2026-11-29).
+them. Rows that are shifted (`vectors.is_shifted`) have long vectors by themselves, and stay as they
+are where they wait for memory. Where they wait for instructions, those that shift them count.
 """
 
 from __future__ import annotations
@@ -20,21 +20,38 @@ from ..frontend.graph import Graph, Role, verify
 from ..frontend.ops import ELEMENTWISE, Op
 from .reductions import VERY_LONG_N
 from .vectors import vector_size
+from .work import Work
 
+# Shifted rows are joined where an element takes INSTRUCTIONS for each byte that moves, or more, and
+# where the joined row has LONGEST elements or fewer. Chosen on five functions at eight odd lengths
+# from 611 to 70001 (one H200, 2026-11-30). Joined, the two of 6 and 11 instructions a byte take
+# 0.77 to 0.93 of the time up to 15017 elements, and those of 2.3 to 4.3 take 0.88 to 1.03.
+# Rows of 27011 take 0.93 to 1.03, and those of 70001 take 1.18 to 1.64.
+INSTRUCTIONS, LONGEST = 4, 131072
 OF_ALL = (Role.SCALAR, Role.DEVICE_SCALAR)  # what is the same in each row and column
 
 
 def rows_together(graph: Graph) -> int:
     """How many rows of a placed graph are one where there are many; 1 where each is by itself.
 
-    They are the fewest that have longer vectors than one row has, as long as vectors can be. It is
-    1 where the joined row would be very long.
+    They are the fewest that are whole vectors, as long as vectors can be. It is 1 where the joined
+    row would be very long.
     """
     if graph.multiple is not None or graph.n == 1 or not _is_of_elements(graph):
         return 1
     vec = vector_size(joined(graph, ACCESS_BYTES))  # of rows that any vector divides
-    rows = 1 if vector_size(graph) >= vec else vec // gcd(graph.n, vec)
-    return rows if rows * graph.n <= VERY_LONG_N else 1
+    rows = vec // gcd(graph.n, vec)
+    is_shifted = rows > 1 and vector_size(graph) >= vec
+    if is_shifted and not _waits_for_instructions(graph):
+        return 1
+    return rows if rows * graph.n <= (LONGEST if is_shifted else VERY_LONG_N) else 1
+
+
+def _waits_for_instructions(graph: Graph) -> bool:
+    """Whether what is computed of an element takes longer than to move it, by far."""
+    rows = [i for i in graph.inputs if i.role is Role.ROW]
+    moved = sum([each.dtype.itemsize for each in (*rows, *graph.outputs)])
+    return Work(graph).held.costs[0] >= INSTRUCTIONS * moved
 
 
 def joined(graph: Graph, rows: int) -> Graph:

@@ -22,6 +22,15 @@ def gated(x, y, scale: float = 0.5):
     return F.silu(x) * y * scale, torch.where(y > 0, x, 0.0).abs()
 
 
+@htile.rowwise
+def computing(x, y):
+    return torch.atan2(x, y) + torch.log1p(y * y), torch.asinh(x)
+
+
+CASES = [(gated, *each) for each in LENGTHS] + [(computing, 1001, BF16)]
+IDS = ["67", "1002", "131 float32", "1001, shifted by themselves"]
+
+
 def ways(n, dtype, device):
     """Arguments whose rows lie in memory in one way or another. The first three are joined."""
 
@@ -44,34 +53,34 @@ def ways(n, dtype, device):
 
 
 def jobs(arch):
-    for n, dtype in LENGTHS:
+    for f, n, dtype in CASES:
         for args in ways(n, dtype, "cpu"):
-            yield job(gated, args, arch)
+            yield job(f, args, arch)
         for args in [*ways(n, dtype, "cpu")][:IN_PLACE]:
-            yield compile_in_place(gated, args, (0, 1), arch)
-        yield job(gated, [torch.empty(1, n, dtype=dtype) for _ in range(2)], arch)
+            yield compile_in_place(f, args, (0, 1), arch)
+        yield job(f, [torch.empty(1, n, dtype=dtype) for _ in range(2)], arch)
 
 
-@pytest.mark.parametrize(("n", "dtype"), LENGTHS, ids=["67", "1002", "131 float32"])
-def test_rows_in_any_order_of_calls(n, dtype, device):
+@pytest.mark.parametrize(("f", "n", "dtype"), CASES, ids=IDS)
+def test_rows_in_any_order_of_calls(f, n, dtype, device):
     torch.manual_seed(n)
     cases = [*ways(n, dtype, device)]
-    joined = [gated.inspect(*args).plan.target.joined for args in cases]
+    joined = [f.inspect(*args).plan.target.joined for args in cases]
     assert min(joined[:3]) > 1 == max(joined[3:])
     for args in (*cases, *cases[::-1], cases[1]):  # shortcuts are there the second time
-        result = run(gated, *args)
-        assert_close(gated, result, *args)
+        result = run(f, *args)
+        assert_close(f, result, *args)
         if args[0].dim() == 2 and args[0].shape == args[1].shape:
-            alone = run(gated, *[a[3:4].contiguous() for a in args])
+            alone = run(f, *[a[3:4].contiguous() for a in args])
             assert_same_bits(alone, rows_of(result, slice(3, 4)), "a row alone")
 
 
-@pytest.mark.parametrize(("n", "dtype"), LENGTHS, ids=["67", "1002", "131 float32"])
-def test_rows_in_place(n, dtype, device):
+@pytest.mark.parametrize(("f", "n", "dtype"), CASES, ids=IDS)
+def test_rows_in_place(f, n, dtype, device):
     torch.manual_seed(n)
     for _ in range(2):
         for args in [*ways(n, dtype, device)][:IN_PLACE]:
-            expected = run(gated, *args)
+            expected = run(f, *args)
             outs = tuple(a.clone() for a in args)
-            assert gated(*outs, out=outs) is outs
+            assert f(*outs, out=outs) is outs
             assert_same_bits(outs, expected)

@@ -51,8 +51,18 @@ def test_the_fewest_rows_that_are_whole_vectors(n, dtype, expected):
     assert n * expected % (ACCESS_BYTES // dtype.itemsize) == 0 or expected == 1
 
 
-def test_shifted_rows_stay_by_themselves():
-    assert rows_together(graph_of(gated, *rows(1001))) == 1
+@htile.rowwise
+def logit(x):
+    return torch.logit(x, 1e-6)
+
+
+# An element of `gated` takes a few instructions for ten bytes, and one of `logit` 24 for four.
+@pytest.mark.parametrize(
+    ("f", "count", "n", "expected"),
+    [(gated, 2, 1001, 1), (logit, 1, 257, 8), (logit, 1, 1001, 8), (logit, 1, 16384 + 1, 1)],
+)
+def test_shifted_rows_are_joined_where_they_wait_for_instructions(f, count, n, expected):
+    assert rows_together(graph_of(f, *rows(n, count=count))) == expected
 
 
 def test_the_widest_element_says_how_long_a_vector_is():
@@ -235,6 +245,12 @@ def test_a_result_with_the_name_of_an_argument():
     assert request_of(named, (apart,), (whole,)).joined == 1
     assert request_of(named, (whole,), (apart,)).joined == 1
     assert request_of(named, (whole,), (whole,)).joined == 8
+
+
+def test_joined_rows_that_were_shifted_need_no_shift():
+    plans = [logit.inspect(*rows(1001, m, count=1)).plan for m in (M, M + 1)]
+    found = [(plan.target.joined, plan.placement.shifted) for plan in plans]
+    assert found == [(8, False), (1, True)]
 
 
 @pytest.mark.parametrize("n", [66, 67, 1002])
