@@ -27,6 +27,16 @@ def computing(x, y):
     return torch.atan2(x, y) + torch.log1p(y * y), torch.asinh(x)
 
 
+@htile.rowwise
+def polynomial(x, y, coefficients: htile.Shared):
+    c = coefficients
+    return (c[0] * x + c[1]) * y + c[2], x * c[1]
+
+
+LEADS = (M,), (16, 64), (64 * M,)
+GUARD = 1 << 16  # elements behind a result
+
+
 CASES = [(gated, *each) for each in LENGTHS] + [(computing, 1001, BF16)]
 IDS = ["67", "1002", "131 float32", "1001, shifted by themselves"]
 
@@ -59,6 +69,9 @@ def jobs(arch):
         for args in [*ways(n, dtype, "cpu")][:IN_PLACE]:
             yield compile_in_place(f, args, (0, 1), arch)
         yield job(f, [torch.empty(1, n, dtype=dtype) for _ in range(2)], arch)
+    for lead in LEADS:
+        rows = [torch.empty(*lead, 67, dtype=BF16) for _ in range(2)]
+        yield job(polynomial, [*rows, torch.empty(3)], arch)
 
 
 @pytest.mark.parametrize(("f", "n", "dtype"), CASES, ids=IDS)
@@ -84,3 +97,19 @@ def test_rows_in_place(f, n, dtype, device):
             outs = tuple(a.clone() for a in args)
             assert f(*outs, out=outs) is outs
             assert_same_bits(outs, expected)
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_nothing_is_written_behind_the_rows(lead, device):
+    """Elements of one vector are read one by one, so the kernel joins the rows itself."""
+    n = 67
+    torch.manual_seed(n)
+    x, y = (torch.randn(*lead, n, dtype=BF16, device=device) for _ in range(2))
+    coefficients = torch.randn(3, device=device)
+    assert polynomial.inspect(x, y, coefficients).plan.target.joined == 8
+    wholes = [torch.full((x.numel() + GUARD,), 7.0, dtype=BF16, device=device) for _ in range(2)]
+    outs = tuple(whole[: x.numel()].view(x.shape) for whole in wholes)
+    polynomial(x, y, coefficients, out=outs)
+    assert_close(polynomial, outs, x, y, coefficients)
+    for whole in wholes:
+        assert torch.equal(whole[x.numel() :], torch.full_like(whole[x.numel() :], 7.0))

@@ -253,6 +253,25 @@ def test_joined_rows_that_were_shifted_need_no_shift():
     assert found == [(8, False), (1, True)]
 
 
+@htile.rowwise
+def polynomial(x, coefficients: htile.Shared):
+    c = coefficients
+    return (c[0] * x + c[1]) * x + c[2]
+
+
+@pytest.mark.parametrize(
+    ("lead", "counted"),
+    [((M,), "mOut.shape[0] // 8"), ((64, 64), "cute.size(mOut.shape[:2]) // 8")],
+    ids=str,
+)
+def test_the_grid_has_a_thread_block_for_each_joined_row(lead, counted):
+    """Also where the kernel itself takes the elements of a vector, and joins the rows."""
+    x = torch.empty(*lead, 67, dtype=BF16, device="meta")
+    kernel = polynomial.inspect(x, torch.empty(3, device="meta"), arch="sm_90a")
+    assert kernel.plan.target.joined == 8
+    assert f"grid=config.grid({counted})" in kernel.source, kernel.source
+
+
 @pytest.mark.parametrize("n", [66, 67, 1002])
 def test_the_graph_of_joined_rows_computes_the_same(n):
     graph = graph_of(gated, *rows(n))

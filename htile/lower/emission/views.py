@@ -35,11 +35,13 @@ def print_views(plan: Plan, names: Names, arguments: Sequence[Input | Output]) -
 
 def number_of_rows(plan: Plan, names: Names) -> str:
     """The text that counts the rows in the host function."""
-    counted, lead = of_rows(plan), plan.target.lead
+    counted, lead, joined = of_rows(plan), plan.target.lead, plan.target.joined
+    # What the kernel takes uncut is joined in the kernel, and so not counted in joined rows here.
+    divided = f" // {joined}" if names.uncut and joined > 1 else ""
     if lead == 1:
-        return f"{names.argument(counted)}.shape[0]"
+        return f"{names.argument(counted)}.shape[0]{divided}"
     if names.uncut:
-        return f"cute.size({names.argument(counted)}.shape[:{lead}])"
+        return f"cute.size({names.argument(counted)}.shape[:{lead}]){divided}"
     return f"cute.size({names.tensors[counted]}, mode=[0])"
 
 
