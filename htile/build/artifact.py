@@ -56,6 +56,8 @@ def as_compiled(source: str, blocks: int, level: int) -> str:
     """The text `source` with the line of its thread blocks as the kernel was compiled."""
 
     def line(asked: re.Match) -> str:
+        if 0 < int(asked[1]) < blocks:
+            return f"blocks = {blocks}  # of an SM; registers suffice for more than {asked[1]}"
         if int(asked[1]) != blocks:
             other = asked[1] if int(asked[1]) else "the compiler's choice"
             return f"blocks = {blocks}  # of an SM; {other} would spill registers"

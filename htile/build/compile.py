@@ -82,10 +82,11 @@ def build_ahead(source: str, function: str, arch: str) -> Artifact:
 
 
 def _build(source: str, function: str, arch: str) -> Artifact:
-    """Compile a text, and where registers are spilled, try it in other ways.
+    """Compile a text, and where registers are spilled or few thread blocks fit, try other ways.
 
     Only a text that names a number of thread blocks has other ways. The one with the smallest stack
-    is kept, and of several that spill nothing the one with the most thread blocks.
+    is kept, and of several that spill nothing the one with the most thread blocks. A text may say
+    what one thread block more is worth (`worth`).
     """
     cute = _import_cute()
     start = time.perf_counter()
@@ -93,10 +94,14 @@ def _build(source: str, function: str, arch: str) -> Artifact:
     asked = module.get("blocks")
     counted_on = "RowLoop" in module  # there are groups of rows for so many thread blocks
 
+    known: dict[tuple[int | None, int], Artifact] = {}
+
     def compiled(blocks: int | None, level: int = LEVEL) -> Artifact:
-        if blocks is not None:
-            module["blocks"] = blocks
-        return _compile(cute, module, source, function, arch, level)
+        if (blocks, level) not in known:
+            if blocks is not None:
+                module["blocks"] = blocks
+            known[blocks, level] = _compile(cute, module, source, function, arch, level)
+        return known[blocks, level]
 
     built = compiled(asked)
     for blocks, level in _other_ways(asked, built.resources, arch, counted_on):
@@ -106,6 +111,8 @@ def _build(source: str, function: str, arch: str) -> Artifact:
         built = min(built, other, key=lambda artifact: artifact.resources.stack)
     if asked and not built.blocks and not built.resources.stack:
         built = _with_most_blocks(compiled, built, _fitting(built.resources, arch), asked - 1)
+    if worth := module.get("worth"):
+        built = _with_one_more(compiled, built, arch, asked, worth)
     built = replace(built, seconds=time.perf_counter() - start)
     logger.info("compiled %s for %s in %.2f s", function, arch, built.seconds)
     return built
@@ -126,6 +133,29 @@ def _with_most_blocks(
             spilling = middle
         else:
             built, fitting = other, middle
+    return built
+
+
+def _with_one_more(
+    compiled: Callable[[int], Artifact],
+    built: Artifact,
+    arch: str,
+    asked: int,
+    worth: tuple[int, ...],
+) -> Artifact:
+    """The kernel with more thread blocks, as long as each one more is worth what it spills.
+
+    worth: how many bytes of stack a second one may take, a third one, and so on, as long as fewer
+        fit than are asked for. Others may spill nothing.
+    """
+    while (fit := _fitting(built.resources, arch)) <= len(worth):
+        if arch_named(arch).fitting(built.resources.dynamic_shared) <= fit:
+            break
+        other = compiled(fit + 1)
+        most = worth[fit - 1] if fit < asked else 0
+        if other.resources.stack > most or _fitting(other.resources, arch) <= fit:
+            break
+        built = other
     return built
 
 

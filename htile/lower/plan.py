@@ -36,6 +36,7 @@ ONE_KERNEL_N = 2048  # Rows of at most so many elements have one kernel for thes
 # compiler may spill some of them, in order to fit one more CTA on a multiprocessor. So the plan
 # says how many CTAs are to fit, and the kernel is compiled again if it spills.
 HELD_REGISTERS = 32
+SPILLING = 512  # the most threads of a CTA that may spill registers for one CTA more
 
 
 def rows_like(rows: int) -> tuple[int, int]:
@@ -342,6 +343,17 @@ class Plan:
             return True
         words = self.work.held_words(self.sweeps, self.placement.columns != "early")
         return words * self.elements_per_thread >= HELD_REGISTERS
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether a few registers may be spilled for a second or a third CTA of a multiprocessor.
+
+        It was measured for held rows that are reduced, each in a CTA of its own, of SPILLING
+        threads at most.
+        """
+        is_measured = not self.numerics.in_loops and not self.numerics.groups
+        is_alone = self.rows_per_block == 1 and self.placement.num_threads <= SPILLING
+        return bool(self.placement.blocks and self.sweeps.reduces) and is_measured and is_alone
 
     @property
     def rows_per_block(self) -> int:

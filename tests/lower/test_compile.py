@@ -19,6 +19,7 @@ import torch
 import htile
 from htile.build import compile as compiler
 from htile.build.arch import ARCHS, arch_named, arch_of_capability
+from htile.build.artifact import as_compiled
 from htile.build.compile import _compile, build, load_source
 from htile.errors import CompileError
 from htile.lower import enumerate_plans, printed
@@ -214,6 +215,56 @@ def test_most_thread_blocks_that_spill_nothing(monkeypatch):
     assert kept(12, 8) == ([12, 11, 0, 7, 9, 8], 8)
     assert kept(12, 10) == ([12, 11, 0, 7, 9, 10], 10)
     assert kept(12, 4) == ([12, 11, 0, 7, 5], 0)
+
+
+def test_one_thread_block_more_is_worth_a_small_stack(monkeypatch):
+    """A text says what a second one may spill, if as many are asked for. A third spills nothing."""
+    kernel = example_kernel("norm_softmax", 6007)
+    asks = re.compile(r"^blocks = (\d+) .*\nworth = \(96, 0\)  #", flags=re.MULTILINE)
+    assert int(asks.search(kernel.source)[1]) > 0
+    some = build(*request())
+
+    def kept(asked, stacks, shared=0):
+        """What is tried and kept, if so many thread blocks of 256 threads have these stacks."""
+        source = re.sub(r"^blocks = \d+", f"blocks = {asked}", kernel.source, flags=re.MULTILINE)
+        tried = []
+
+        def compile(cute, module, source, function, arch, level=3):
+            tried.append(module["blocks"] if level == 3 else (module["blocks"], level))
+            blocks = module["blocks"] or 1
+            used = replace(some.resources, threads=256, registers=256 // blocks // 8 * 8,
+                           stack=stacks[blocks - 1], dynamic_shared=shared)  # fmt: skip
+            return replace(some, resources=used, blocks=module["blocks"])
+
+        monkeypatch.setattr(compiler, "_compile", compile)
+        return tried, compiler._build(source, kernel.lowered.function, kernel.arch).blocks
+
+    assert kept(2, [0, 104]) == ([2, 0], 0)
+    assert kept(2, [0, 96, 8]) == ([2, 0, 3], 2)
+    assert kept(3, [0, 96, 8]) == ([3, 2, 0], 2)
+    assert kept(3, [0, 0, 8]) == ([3, 2], 2)
+    assert kept(1, [0, 0, 0, 0]) == ([1, 2, 3], 3)
+    assert kept(1, [0, 8]) == ([1, 2], 1)
+    assert kept(1, [0, 0, 0], shared=100 << 10) == ([1, 2], 2)
+    assert kept(1, [0, 0, 0], shared=200 << 10) == ([1], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "fields"),
+    [
+        ("softmax", 16384, {"form": "loops"}),
+        ("swiglu", 16384, {"form": "held"}),  # nothing is reduced
+        ("softmax", 4096, {"threads_per_row": 64, "num_threads": 256}),
+        ("softmax", 8192, {"threads_per_row": 1024}),
+    ],
+)
+def test_other_kernels_spill_nothing_for_a_thread_block_more(name, n, fields):
+    assert "\nworth" not in example_kernel(name, n, **fields).source
+
+
+def test_a_text_says_when_registers_suffice_for_more_thread_blocks():
+    text = "blocks = 2  # of an SM, for which registers are spared"
+    assert as_compiled(text, 3, 3) == "blocks = 3  # of an SM; registers suffice for more than 2"
 
 
 def with_a_slope(x):
@@ -630,6 +681,7 @@ def test_threads_build_one_after_another():
 HASH = """
 import hashlib, sys
 from tests.lower.test_compile import request
+from htile.build.artifact import as_compiled
 from htile.build.compile import build
 artifact = build(*request("capped_softmax"))
 print(hashlib.sha256(artifact.object + artifact.cubin + artifact.ptx.encode()).hexdigest())
@@ -686,6 +738,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 import torch, htile
+from htile.build.artifact import as_compiled
 from htile.build.compile import build_all
 from examples.softmax import arguments, softmax
 x = torch.randn(3, 64)

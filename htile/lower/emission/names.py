@@ -40,7 +40,7 @@ RESERVED = frozenset(
         *(f"m{k}" for k in range(64)),
         *("blocks", "chunk", "cuda", "cute", "cutlass", "fake_arguments", "j", "k", "loader", "m"),
         *("LOGADD", "make_fake_tensor", "math", "MEAN", "pred", "range", "s", "stream"),
-        "tiled_copy",
+        *("tiled_copy", "worth"),
     }
 )
 
