@@ -85,7 +85,12 @@ def full_like(
     if not isinstance(operand(fill_value), Tensor):
         return filled(input, fill_value, dtype)
     value = as_number(fill_value, "torch.full_like", "write value.expand_as(x)")
-    return copy(broadcast_to(to(value, dtype or input.dtype), input.shape))
+    declared = dtype or input._value.stored
+    if declared is None and input._value.dtype is FLOAT:
+        value = cast(value, FLOAT)  # in 16 bits, too: of a Python number nothing is rounded either
+    else:
+        value = to(value, declared or input.dtype)
+    return copy(broadcast_to(value, input.shape))
 
 
 def as_number(x: Tensor, what: str, remedy: str) -> Tensor:

@@ -252,6 +252,20 @@ def test_numbers_of_one_column(name):
     check(CASES[name], n=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_constant_like_a_row_is_not_rounded(dtype):
+    """Whether its number is written in the function or is an argument."""
+    x = torch.ones(2, 8, dtype=dtype)
+    for f in (lambda x, a: (x * torch.full_like(x, 0.9)).sum() + 0 * a,
+              lambda x, a: (x * torch.full_like(x, a)).sum(),
+              lambda x, a: (x * torch.full_like(x * 1.0, a)).sum()):  # fmt: skip
+        f = htile.rowwise(f)
+        assert_close(f, f(x, 0.9), x, 0.9)
+        torch.testing.assert_close(f(x, 0.9).double(), torch.full((2,), 7.2, dtype=torch.float64))
+    rounded = htile.rowwise(lambda x, a: (x * torch.full_like(x, a, dtype=torch.bfloat16)).sum())
+    assert rounded(x, 0.9).tolist() == [7.1875] * 2
+
+
 @pytest.mark.parametrize("ends", [(-1, 3), (0.5, -2.5), (7, 7)])
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
 def test_linspace(n, ends):
