@@ -266,6 +266,60 @@ def test_what_is_left_and_why(name):
     assert re.search(why, reason(make()))
 
 
+def module_of(function):
+    """A module whose forward is this function."""
+    return type("Made", (torch.nn.Module,), {"forward": function})()
+
+
+COUNTS = "compares how many rows it is given with a number"
+BRANCHES = {
+    "size of an axis": lambda self, x: x * 3 if x.size(0) == 1 else x * 2,
+    "shape": lambda self, x: x * 3 if x.shape[0] < 1000 else x * 2,
+    "arithmetic": lambda self, x: x * 3 if 2 * x.shape[0] % 7 > 5 else x * 2,
+    "whole shape": lambda self, x: x * 3 if tuple(x.shape) == (7, 16) else x * 2,
+    "length": lambda self, x: x * 3 if len(x) < 1000 else x * 2,
+    "elements": lambda self, x: x * 3 if x.numel() > 100000 else x * 2,
+    "truth": lambda self, x: x * 3 if x.shape[0] - 100 else x * 2,
+    "of what is computed": lambda self, x: x * 3 if (x * 2).shape[0] > 100 else x * 2,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_forward_that_decides_by_the_number_of_rows_is_left(name):
+    """One row does not tell, and the batches of the comparison may all be on one side."""
+    assert COUNTS in reason(module_of(BRANCHES[name]))
+
+
+ALIASES = {
+    "parts": lambda self, x: (x[..., :4], x[..., 4:]),
+    "itself beside another": lambda self, x: (x, x.softmax(-1)),
+    "a view beside another": lambda self, x: (x.exp(), x.unflatten(-1, (2, -1))),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_forward_that_returns_its_argument_is_left(name):
+    """What is changed in place afterwards would not change the argument."""
+    assert "it returns its argument or a part of it" in reason(module_of(ALIASES[name]))
+
+
+SIZES = {
+    "of the row": lambda self, x: x * 3 if x.shape[-1] > 1000 else x * 2,
+    "of two arguments": lambda self, x: x.expand(x.shape) * 2 if x.shape == (x + 1).shape else x,
+    "for a view": lambda self, x: x.view(*x.shape[:-1], 4, -1).softmax(-1).flatten(-2),
+    "for a constant": lambda self, x: x.new_ones(x.shape) + x,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_forward_that_uses_sizes_is_fused(name, called):
+    own = module_of(SIZES[name])
+    ours = fused(copy.deepcopy(own))
+    called.clear()
+    assert_like(ours, own, row(3, 5, N))
+    assert called
+
+
 class Dropping(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ..errors import HTileError
 from ..frontend.dtypes import dtype_name
 from ..run.rowwise import Rowwise
+from .counts import counts_rows
 from .guards import DTYPES
 from .stand_in import Forward
 
@@ -77,6 +78,10 @@ def _disagreement(
         wide = [v.double() if v.is_floating_point() else v for v in values]
         try:
             own, exact = _passes(forward, values), _passes(forward, wide)
+            if counts_rows(forward, values, count):
+                return "its forward compares how many rows it is given with a number"
+            if _returns_memory(forward, values):
+                return "it returns its argument or a part of it, of which a kernel makes a copy"
         except USER_ERRORS as error:
             return f"its own forward refuses {told}: {first_line(error)}"
         try:
@@ -115,6 +120,15 @@ def _passes(function: Forward | Rowwise, values: list[torch.Tensor]) -> tuple[li
         for r in results
     ]
     return [*results, *found], (str(structure), kinds, [g is None for g in found])
+
+
+def _returns_memory(forward: Forward, values: list[torch.Tensor]) -> bool:
+    """Whether some result lies in the memory of what the forward is given."""
+    with torch.no_grad():
+        results = pytree.tree_leaves(forward(*values))
+    given = {value.untyped_storage().data_ptr() for value in values}
+    found = [r.untyped_storage().data_ptr() for r in results if isinstance(r, torch.Tensor)]
+    return not given.isdisjoint(found)
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:
