@@ -260,7 +260,6 @@ def test_a_constant_like_a_row_is_not_rounded(dtype):
               lambda x, a: (x * torch.full_like(x, a)).sum(),
               lambda x, a: (x * torch.full_like(x * 1.0, a)).sum()):  # fmt: skip
         f = htile.rowwise(f)
-        assert_close(f, f(x, 0.9), x, 0.9)
         assert f(x, 0.9).tolist() == pytest.approx([7.2] * 2)
     rounded = htile.rowwise(lambda x, a: (x * torch.full_like(x, a, dtype=torch.bfloat16)).sum())
     assert rounded(x, 0.9).tolist() == [7.1875] * 2
