@@ -156,6 +156,38 @@ def test_a_function_that_another_one_calls():
     assert_equal_gradients(quantized, plain, (row(4, 6), row(6, seed=1)), ["out"])
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool], ids=str)
+def test_it_reads_an_element_of_what_another_function_computes(dtype):
+    """The argument is no tensor in memory there, so nothing is loaded at the index."""
+
+    @htile.rowwise
+    def at(x, t, place: htile.PerRow):
+        return x[place] * t[place]
+
+    @at.backward
+    def backward(x, t, place, d_out):
+        is_here = torch.arange(x.shape[-1]) == place
+        return torch.where(is_here, d_out * t[place] + 0 * x[place], 0.0)
+
+    @htile.rowwise
+    def of_computed(x, t, place: htile.PerRow):
+        return at(x.sin(), t == 1 if dtype is torch.bool else (t + 1).to(dtype), place)
+
+    place = torch.tensor([0, 3, 8, 3])
+    t = torch.randint(3, (4, 9), generator=torch.Generator().manual_seed(2))
+
+    def plain(x):
+        chosen = (t == 1 if dtype is torch.bool else (t + 1).to(dtype)).gather(1, place[:, None])
+        return (x.sin().gather(1, place[:, None]) * chosen)[:, 0]
+
+    x = row(4, 9)
+    ours, right = of_computed(x, t, place), plain(x.double())
+    torch.testing.assert_close(ours.double(), right)
+    found = [torch.autograd.grad(out.sum(), x)[0] for out in (ours, right)]
+    torch.testing.assert_close(*found)
+    assert (found[0] != 0).any()
+
+
 def test_two_calls_in_one_function_and_one_in_a_backward_pass():
     @htile.rowwise
     def twice(x, y):

@@ -15,7 +15,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -418,11 +418,29 @@ def spliced(algebra: Algebra, graph: Graph, inputs: Mapping[str, int]) -> list[i
     ids: list[int] = []
     for node in graph:
         algebra.loc = node.loc
+        operands = tuple([ids[i] for i in node.inputs])
         if node.op is Op.INPUT:
             ids.append(inputs[node.arg])
+        elif node.op is Op.TAKE and algebra[operands[0]].op is not Op.INPUT:
+            ids.append(_element(algebra, *operands))
         else:
-            ids.append(algebra.copied(node, tuple([ids[i] for i in node.inputs])))
+            ids.append(algebra.copied(node, operands))
     return ids
+
+
+def _element(algebra: Algebra, row: int, place: int) -> int:
+    """The element of a computed row at an index, which is in the row. Only of arguments is it
+    loaded alone (`Op.TAKE`)."""
+    dtype = algebra[row].value.dtype
+    if algebra[place].value.dtype is not torch.int64:
+        place = algebra.node(Op.CONVERT, place, arg=torch.int64)
+    here = algebra.node(Op.EQ, algebra.index(algebra.inner(row)[-1]), place)
+    if dtype is torch.bool:
+        return algebra.node(Op.ANY, algebra.node(Op.AND, here, row))
+    if dtype is FLOAT:
+        return algebra.node(Op.MAX, algebra.node(Op.WHERE, here, row, algebra.number(-inf)))
+    nothing = algebra.node(Op.CONVERT, algebra.integer(0), arg=dtype)
+    return algebra.node(Op.SUM, algebra.node(Op.WHERE, here, row, nothing))
 
 
 def kept_by(graph: Graph) -> frozenset[int] | None:
