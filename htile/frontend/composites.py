@@ -434,7 +434,8 @@ def _mish(x: Tensor) -> Tensor:
 
 
 def _elu(x: Tensor, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Tensor:
-    below = expm1(x if inside == 1 else x / inside)
+    is_plain = not isinstance(inside, Tensor) and inside == 1
+    below = expm1(x if is_plain else x / inside)
     return where(x > 0, x if scale == 1 else scale * x, alpha * below)
 
 

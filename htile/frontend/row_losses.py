@@ -20,7 +20,8 @@ from .functions import chosen, minimum
 from .indices import element
 from .joins import stack
 from .losses import class_of, is_batch, scores_of, weight_of
-from .promotion import floating
+from .ops import Varies
+from .promotion import FLOAT, floating
 from .reductions import sum
 from .shapes import unsqueeze
 from .slopes import Slope
@@ -36,7 +37,7 @@ _KEYWORDS = tuple(
 def _loss(*numbers: str) -> Callable:
     """Enter a loss under its name; the function gives what `reduction` reduces.
 
-    numbers: the parameters that are Python numbers.
+    numbers: the parameters that are Python numbers. A margin may be a float argument, too.
     """
 
     def enter(function: Callable) -> Callable:
@@ -46,9 +47,12 @@ def _loss(*numbers: str) -> Callable:
         def loss(*args, size_average=None, reduce=None, reduction="mean", **kwargs):
             check_reduction(name, reduction, size_average, reduce)
             for key in numbers:
-                if key in kwargs and type(kwargs[key]) not in (int, float):
-                    found = an(type(kwargs[key]).__name__)
-                    fail(TraceError, f"{name}({key}=...) of {found}: write a Python number")
+                given = kwargs.get(key, 0)
+                if type(given) in (int, float) or (key == "margin" and _is_scalar(given)):
+                    continue
+                of = "a symbolic value" if isinstance(given, Tensor) else an(type(given).__name__)
+                fail(TraceError, f"{name}({key}=...) of {of}: write a Python number, as a static "
+                     "argument is one (htile.Static)")  # fmt: skip
             values = function(*args, **kwargs)
             if reduction == "none" or not values.ndim:
                 return values
@@ -62,6 +66,12 @@ def _loss(*numbers: str) -> Callable:
         return function
 
     return enter
+
+
+def _is_scalar(x: object) -> bool:
+    """Whether it is a number that all rows share, as a float argument is."""
+    is_number = isinstance(x, Tensor) and not x.ndim
+    return is_number and x._value.varies is Varies.SCALAR and x._value.dtype is FLOAT
 
 
 def _above_0(x: Tensor) -> Tensor:
@@ -147,7 +157,7 @@ def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2.0, eps=1e-6,
     The norms are F.pairwise_distance; with swap the last one is |positive - negative| if less."""
     name = "triplet_margin_loss"
     _tensors(name, anchor, positive, negative)
-    if margin <= 0:
+    if not isinstance(margin, Tensor) and margin <= 0:
         fail(TraceError, f"{name}(margin={margin}): expected a number above 0")
     a, b, c = (floating(each, name) for each in (anchor, positive, negative))
     near, far = (torch.nn.functional.pairwise_distance(a, each, p, eps) for each in (b, c))

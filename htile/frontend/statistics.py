@@ -325,7 +325,7 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
 
 
 def _smooth_l1(x: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
-    if beta == 0:
+    if not isinstance(beta, Tensor) and beta == 0:
         return abs(x - target)
     distance = magnitude(x - target)
     # A NaN belongs to the parabola, so that its gradient is NaN too.

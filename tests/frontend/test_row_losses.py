@@ -134,6 +134,33 @@ def test_derivatives(name):
         check_tangents(f, *args)
 
 
+OF_A_NUMBER = {
+    "margin_ranking_loss": lambda x, y, z, a: F.margin_ranking_loss(x, y, z, margin=a),
+    "hinge_embedding_loss": lambda x, y, z, a: F.hinge_embedding_loss(x, z.sign(), margin=a),
+    "triplet_margin_loss": lambda x, y, z, a: F.triplet_margin_loss(x, y, z, margin=a, swap=True),
+    "smooth_l1_loss": lambda x, y, z, a: F.smooth_l1_loss(x, y, beta=a) + z.sum(-1) * 0,
+    "huber_loss": lambda x, y, z, a: F.huber_loss(x, y, delta=a) + z.sum(-1) * 0,
+    "celu": lambda x, y, z, a: (F.celu(x, a) * y + F.elu(z, a)).sum(-1),
+}
+
+
+@pytest.mark.parametrize("number", [0.25, 1.0, 3])
+@pytest.mark.parametrize("name", OF_A_NUMBER)
+def test_a_number_may_be_an_argument(name, number):
+    """It is one kernel for all numbers."""
+    loss, (x, y, z) = OF_A_NUMBER[name], values("xyz")
+
+    @htile.rowwise
+    def f(x, y, z, a: float):
+        return loss(x, y, z, a)
+
+    found = f(x, y, z, number)
+    assert_close(f, found, x, y, z, number)
+    exact, single = by_row(lambda x, y, z: loss(x, y, z, number), x, y, z)
+    close(found, exact, single)
+    check(f, x, y, z, number)
+
+
 def test_gradients_of_variances():
     """torch clamps them beside autograd: the slope goes on below eps."""
     x, y, v = values("xyv")
@@ -220,7 +247,7 @@ WRONG = {
     "an old parameter": (lambda x, y: F.hinge_embedding_loss(x, y, size_average=False), TraceError,
                          "hinge_embedding_loss(size_average=, reduce=) is old"),
     "a margin": (lambda x, y: F.hinge_embedding_loss(x, y, x.sum()), TraceError,
-                 "hinge_embedding_loss(margin=...) of a Tensor: write a Python number"),
+                 "hinge_embedding_loss(margin=...) of a symbolic value: write a Python number"),
     "shapes": (lambda x, y: F.margin_ranking_loss(x, y, y.sum()), ShapeError,
                "(4,), (4,), (): they have as many dimensions"),
     "a number": (lambda x, y: F.margin_ranking_loss(x, 1.0, y), TraceError, "torch.full_like"),
