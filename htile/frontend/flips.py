@@ -13,7 +13,7 @@ import torch
 from ..errors import UnsupportedError
 from .functions import implements
 from .joins import cat
-from .ops import MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
+from .ops import ELEMENTWISE, MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
 from .parts import MOST_PARTS, part
 from .shapes import _listed, axes_of
 from .tensor import Deferred, Tensor, copy, fail, node
@@ -57,6 +57,9 @@ class Turned(Deferred):
     def _in_place(self) -> Tensor:
         """The elements in their places, each a part of its own."""
         size = self._of._sizes[self._axis]
+        counted = _counted_back(self._of)
+        if counted is not None:
+            return counted
         if size > MOST_PARTS:
             fail(UnsupportedError, f"flip of {size} elements: a kernel turns at most {MOST_PARTS} "
                  "round; longer rows can be summed from the end, x.flip(-1).cumsum(-1).flip(-1), "
@@ -89,6 +92,33 @@ class Turned(Deferred):
         return Turned(result, axis + (op in REDUCTIONS and over > axis))
 
 
+def _counted_back(x: Tensor) -> Tensor | None:
+    """A row in the opposite order that is computed of its columns' numbers alone, as those of
+    `torch.arange` are: the numbers are counted back. None of any other row."""
+    builder, n = x._builder, x._sizes[-1]
+    if x.ndim != 1 or builder.multiple is not None:
+        return None
+    chain, todo = set(), [x._id]
+    while todo:
+        each = builder[todo.pop()]
+        if each.id in chain or not each.value.spread:
+            continue
+        is_leaf = each.op in (Op.INDEX, Op.CONST)
+        if each.value.inner != (n,) or not (is_leaf or each.op in ELEMENTWISE):
+            return None
+        chain.add(each.id)
+        todo += each.inputs
+    found: dict[int, int] = {}
+    for id in sorted(chain):
+        each = builder[id]
+        if each.op is Op.INDEX:
+            found[id] = ((n - 1) - Tensor(builder, id))._id
+        elif each.op is not Op.CONST:
+            inputs = tuple([found.get(i, i) for i in each.inputs])
+            found[id] = builder.add(each.op, inputs, each.arg, each.loc)
+    return Tensor(builder, found.get(x._id, x._id))
+
+
 def is_turned(x: Tensor, axis: int) -> bool:
     """Whether a value waits to be turned along this axis."""
     return isinstance(x, Turned) and x._waits and x._axis == axis
@@ -103,7 +133,7 @@ def is_constant(x: Tensor) -> bool:
 def flip(input, dims, *more):
     """The elements of axes in the opposite order.
     A kernel puts at most 64 elements of an axis in their places. Of longer ones it needs what can
-    be computed without, such as x.flip(-1).cumsum(-1).flip(-1)."""
+    be computed without, such as x.flip(-1).cumsum(-1).flip(-1) or torch.arange(n).flip(0)."""
     x, given = input, _listed((dims, *more))
     for axis in axes_of(x, given) if len(given) else ():
         if is_turned(x, axis):

@@ -146,3 +146,31 @@ def test_wrong_axes():
         htile.rowwise(lambda x: x.flip())(rows(8))
     with pytest.raises(ShapeError, match="twice"):
         htile.rowwise(lambda x: x.flip((0, -1)))(rows(8))
+
+
+COUNTED = {
+    "numbers": lambda x: x * torch.arange(x.shape[-1]).flip(0),
+    "weights": lambda x: (x * 0.9 ** torch.arange(x.shape[-1]).flip(0)).sum(),
+    "floats": lambda x: x * (torch.arange(x.shape[-1]).float() * 0.5 + 1).flip(-1) + x.mean(),
+    "a mask": lambda x: torch.where(torch.arange(x.shape[-1]).flip(0) < 3, x, 0.0),
+    "of a mask": lambda x: x * (torch.arange(x.shape[-1]) > 4).flip(0),
+    "twice": lambda x: (torch.arange(x.shape[-1]).flip(0) * 2).flip(0) * x,
+    "linspace": lambda x: x * torch.linspace(0, 1, x.shape[-1]).flip(0),
+    "ones": lambda x: x + torch.ones(x.shape[-1]).flip(0),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 65, 1000])
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_numbers_of_columns_are_counted_back(name, n):
+    f, x = htile.rowwise(COUNTED[name]), torch.randn(3, n)
+    assert_close(f, f(x), x)
+
+
+def test_a_decay_of_an_argument_is_counted_back():
+    f = htile.rowwise(lambda x, a: (x * a ** torch.arange(x.shape[-1]).flip(0)).sum())
+    x = torch.randn(3, 100, requires_grad=True)
+    assert_close(f, f(x, 0.9), x, 0.9)
+    (found,) = torch.autograd.grad(f(x, 0.9).sum(), x)
+    weights = 0.9 ** torch.arange(99, -1, -1, dtype=torch.float64)
+    torch.testing.assert_close(found.double(), weights.expand(3, 100), rtol=1e-6, atol=1e-7)
