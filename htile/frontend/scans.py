@@ -5,6 +5,7 @@ A scan along a single element is that element.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from ..errors import DtypeError
 from .factories import index
 from .functions import formulas, implements, where
+from .joins import cat
 from .ops import Op
 from .promotion import BOOL, FLOAT, INT64, cast, convert
 from .ranks import INT32, Ranked
@@ -22,7 +24,31 @@ from .tensor import Deferred, Tensor, copy, fail, node
 def _scanned(op: Op, x: Tensor, axis: int) -> Tensor:
     if not x.ndim or x._sizes[axis] == 1:
         return copy(x)
-    return node(op, x, arg=axis if x.ndim > 1 else None)
+    is_joined = op in _NOTHING and x._later is None  # what waits for its elements is not
+    found = _behind_a_start(op, x, axis) if is_joined else None
+    return node(op, x, arg=axis if x.ndim > 1 else None) if found is None else found
+
+
+# What leaves all elements behind it as they are.
+_NOTHING = {Op.CUMPROD: 1.0, Op.LOGCUMSUMEXP: -math.inf}
+
+
+def _behind_a_start(op: Op, x: Tensor, axis: int) -> Tensor | None:
+    """The scan of what is joined to a start: the start, and a scan of the rest, which has whole
+    rows of the rest's length. None where x is not joined so, or the rest's scan may overflow.
+
+    The start is constant elements that change nothing, or one element of a logarithm.
+    """
+    joined = x._builder[x._id]
+    if joined.op is not Op.CAT or joined.arg != axis:
+        return None
+    start, *rest = (Tensor(x._builder, id) for id in joined.inputs)
+    first = x._builder[start._id]
+    if first.op is Op.CONST and first.arg == _NOTHING[op]:
+        return cat([start, _scanned(op, cat(rest, axis), axis)], axis)
+    if op is not Op.LOGCUMSUMEXP or start._sizes[axis] > 1:
+        return None
+    return cat([start, torch.logaddexp(start, _scanned(op, cat(rest, axis), axis))], axis)
 
 
 def _cumulative(op: Op) -> Callable:

@@ -397,7 +397,7 @@ MEANT = {
     Op.MAX: np.max, Op.MIN: np.min, Op.ANY: np.any, Op.ALL: np.all, Op.DIV: np.divide,
     Op.MEAN: _mean,
     Op.OR: np.logical_or, Op.EXP: np.exp, Op.LOG: np.log, Op.ABS: np.abs, Op.SQRT: np.sqrt,
-    Op.RSQRT: lambda x: 1 / np.sqrt(x), Op.LE: np.less_equal, Op.NE: np.not_equal,
+    Op.LOG1P: np.log1p, Op.RSQRT: lambda x: 1 / np.sqrt(x), Op.LE: np.less_equal, Op.NE: np.not_equal,
     Op.KEY_VALUE: np.real, Op.LT: np.less, Op.GT: np.greater, Op.GE: np.greater_equal,
     Op.WHERE: np.where, Op.NOT: np.logical_not,
     Op.EQ: np.equal, Op.AND: lambda x, y: (x.astype(int) & y.astype(int)),

@@ -188,6 +188,70 @@ def test_a_window_that_divides_the_row(f, n):
     assert len(assert_placed(joint, call, more, (exact,))) < 60
 
 
+def moved_sums(x):
+    return F.pad(x.cumsum(-1)[:-1], (1, 0)) * x
+
+
+def short_rolling_mean(x):
+    sums = F.pad(x.cumsum(-1), (4, 0))
+    return (sums[4:] - sums[:-4]) / 4
+
+
+def behind_ones(x):
+    return torch.cat((torch.ones(1), x)).cumprod(-1)[:-1] * x
+
+
+def behind_a_padding(x):
+    return F.pad(x, (3, 0), value=1.0).cumprod(-1)[2:-1] * x
+
+
+def behind_a_number(x):
+    return torch.cat((torch.zeros(1), x)).logcumsumexp(-1)[1:] * x
+
+
+def behind_nothing(x):
+    return torch.cat((torch.full((2,), -torch.inf), x)).logcumsumexp(-1)[2:] * x
+
+
+def behind_its_first(x):
+    return torch.cat((2 * x[:1], x)).logcumsumexp(-1)[1:] + x
+
+
+BEHIND = (behind_ones, behind_a_padding, behind_a_number, behind_nothing, behind_its_first)
+
+
+@pytest.mark.parametrize("n", [33, 64, 65, 66, 257])
+@pytest.mark.parametrize("f", [moved_sums, short_rolling_mean, *BEHIND])
+def test_few_pieces_at_any_length(f, n):
+    """A row of 65 elements, of which 64 are a part, is not written out, and a scan that is joined
+    to a start is a scan of the rest."""
+    given = rows(n)
+    call = check(htile.rowwise(f), given, tolerance=1e-7)
+    (right,) = in_torch(f, [given.double()])
+    assert len(assert_placed(call.graph, call, {}, [right])) < 70
+    joint = derive(call.graph, call.wrt, call.outputs)
+    more = {f"d_{name}": g for name, g in cotangents(call).items()}
+    wide = given.double().requires_grad_()
+    (exact,) = torch.autograd.grad(in_torch(f, [wide])[0], wide, more["d_out"])
+    assert len(assert_placed(joint, call, more, (exact,))) < 110
+
+
+def test_a_start_that_may_be_tiny_is_part_of_the_product():
+    """The product of the rest alone would overflow."""
+    f = htile.rowwise(lambda x: torch.cat((x[:1] * 1e-30, x)).cumprod(-1))
+    x = torch.full((2, 5), 1e10)
+    right = torch.cat((x[:, :1].double() * 1e-30, x.double()), -1).cumprod(-1)
+    torch.testing.assert_close(f(x).double(), right, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("f", BEHIND)
+def test_what_is_no_number_behind_a_start(f):
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    x[0, 2], x[1, 0], x[2, 3], x[3, 6] = -torch.inf, torch.inf, torch.nan, 0
+    (right,) = in_torch(f, [x.double()])
+    torch.testing.assert_close(htile.rowwise(f)(x).double(), right, equal_nan=True)
+
+
 def test_a_scan_is_lifted_only_where_nothing_else_places_it():
     """One that a few pieces have is one scan of each, as it was."""
     call = called(htile.rowwise(lambda x: x.cumsum(-1)[64:] * x[:64]), rows(128))

@@ -118,7 +118,7 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
         return _with_parts_chosen(graph, _with_lifted_scans(graph, best, in_groups))
     for other in dict.fromkeys((graph, chosen, reduce_last(chosen))):
         with suppress(UnsupportedError):
-            return place(other, in_groups, apart=True)
+            return _with_lifted_scans(graph, place(other, in_groups, apart=True), in_groups)
     moved = choose_by_column(graph, scans=True)
     ways = [(moved, False), (reduce_by_column(moved), False), (moved, True)]
     ways += [(reduce_last(moved), True)]
