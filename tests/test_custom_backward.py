@@ -156,7 +156,9 @@ def test_a_function_that_another_one_calls():
     assert_equal_gradients(quantized, plain, (row(4, 6), row(6, seed=1)), ["out"])
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.bool, torch.int8, torch.uint8], ids=str
+)
 def test_it_reads_an_element_of_what_another_function_computes(dtype):
     """The argument is no tensor in memory there, so nothing is loaded at the index."""
 

@@ -281,6 +281,12 @@ BRANCHES = {
     "elements": lambda self, x: x * 3 if x.numel() > 100000 else x * 2,
     "truth": lambda self, x: x * 3 if x.shape[0] - 100 else x * 2,
     "of what is computed": lambda self, x: x * 3 if (x * 2).shape[0] > 100 else x * 2,
+    "a half": lambda self, x: x * 3 if x.shape[0] / 2 > 100 else x * 2,
+    "a square": lambda self, x: x * 3 if x.shape[0] ** 2 > 10000 else x * 2,
+    "less": lambda self, x: x * 3 if -x.shape[0] < -100 else x * 2,
+    "converted": lambda self, x: x * 3 if int(x.shape[0]) > 100 else x * 2,
+    "bits": lambda self, x: x * 3 if x.shape[0] & 64 else x * 2,
+    "torch.numel": lambda self, x: x * 3 if torch.numel(x) > 100000 else x * 2,
 }
 
 
@@ -308,6 +314,8 @@ SIZES = {
     "of two arguments": lambda self, x: x.expand(x.shape) * 2 if x.shape == (x + 1).shape else x,
     "for a view": lambda self, x: x.view(*x.shape[:-1], 4, -1).softmax(-1).flatten(-2),
     "for a constant": lambda self, x: x.new_ones(x.shape) + x,
+    "of no rows": lambda self, x: x * 2 if x.numel() == 0 or 0 in x.shape else x * 3,
+    "of torch": lambda self, x: x.expand(torch.broadcast_shapes(x.shape, (x.shape[-1],))) * 2,
 }
 
 

@@ -34,7 +34,8 @@ class Artifact:
     object: the relocatable object.
     library: the same as a library for the dynamic linker; None where it was compiled without `ld`.
     blocks: how many thread blocks a multiprocessor has registers for. It is fewer than planned
-        where registers would have been spilled, and 0 where the compiler decided.
+        where too many registers would have been spilled, more where they suffice for more, and 0
+        where the compiler decided.
     level: the optimization level of ptxas.
     seconds: how long this process compiled it; None where the disk cache had it.
     """

@@ -26,6 +26,7 @@ from .adjoints import reached
 from .algebra import Algebra
 from .captures import check_static, line_of
 from .definitions import defined_at, returned_at
+from .dtypes import FLOAT8, STORAGE
 from .factories import Factories
 from .graph import Builder, Graph, Node, Output, Role
 from .ops import Op, Value, Varies, broadcast_shapes
@@ -432,6 +433,10 @@ def _element(algebra: Algebra, row: int, place: int) -> int:
     """The element of a computed row at an index, which is in the row. Only of arguments is it
     loaded alone (`Op.TAKE`)."""
     dtype = algebra[row].value.dtype
+    if dtype in STORAGE:  # of 8 bits, which no kernel computes with
+        wide = algebra.node(*((Op.CAST, row) if dtype in FLOAT8 else (Op.CONVERT, row)),
+                            arg=FLOAT if dtype in FLOAT8 else torch.int32)  # fmt: skip
+        return algebra.node(Op.CAST, _element(algebra, wide, place), arg=dtype)
     if algebra[place].value.dtype is not torch.int64:
         place = algebra.node(Op.CONVERT, place, arg=torch.int64)
     here = algebra.node(Op.EQ, algebra.index(algebra.inner(row)[-1]), place)

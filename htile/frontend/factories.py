@@ -188,13 +188,17 @@ def _listed(builder: Builder, values: list, dtype=None, requires_grad=False) -> 
 
 def _arange(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
     """start + step * index. Of integers it is exact; floats are computed in float32."""
-    real = func(*args, **kwargs, device="cpu")  # on "meta" the first one takes torch 0.4 s
-    if not real.numel():
-        return None
     names = ("end",) if len(args) == 1 else ("start", "end", "step")
     given = dict(zip(names, args, strict=False)) | kwargs
-    start, step, dtype = given.get("start", 0), given.get("step", 1), _dtype(real, kwargs)
-    columns = index(builder, real.numel())
+    start, step, end = given.get("start", 0), given.get("step", 1), given.get("end")
+    if all(type(x) is int for x in (start, step, end)) and (end - start) * step > 0:
+        count, dtype = len(range(start, end, step)), kwargs.get("dtype") or INT64
+    else:  # the first one of a process takes torch 0.4 s
+        real = func(*args, **kwargs, device="meta")
+        count, dtype = real.numel(), _dtype(real, kwargs)
+    if not count:
+        return None
+    columns = index(builder, count)
     if not dtype.is_floating_point:
         start, step = int(start), int(step)  # torch converts them before it computes
     elif isinstance(start, float) or isinstance(step, float):
@@ -211,7 +215,7 @@ def _random(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> NoRe
 def _linspace(builder: Builder, func: Callable, args: tuple, kwargs: dict) -> Tensor | None:
     """Numbers at equal distances, in float32, from both ends to the middle, as torch has them."""
     _refuse_any_length(builder, func)
-    real = func(*args, **kwargs, device="cpu")  # as in `_arange`
+    real = func(*args, **kwargs, device="meta")
     if not real.numel():
         return None
     given = dict(zip(("start", "end", "steps"), args, strict=False)) | kwargs

@@ -327,7 +327,8 @@ def _loss(name: str, doc: str, element: Callable, is_weighted_mean: bool = False
 def _smooth_l1(x: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
     if not isinstance(beta, Tensor) and beta == 0:
         return abs(x - target)
-    distance = magnitude(x - target)
+    # A beta that may be 0 leaves no parabola, and the slope of the distance is 0 at 0.
+    distance = abs(x - target) if isinstance(beta, Tensor) else magnitude(x - target)
     # A NaN belongs to the parabola, so that its gradient is NaN too.
     return where(distance >= beta, distance - 0.5 * beta, 0.5 * distance * distance / beta)
 

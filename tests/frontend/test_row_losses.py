@@ -161,6 +161,16 @@ def test_a_number_may_be_an_argument(name, number):
     check(f, x, y, z, number)
 
 
+def test_the_slope_of_a_beta_of_0_is_torchs():
+    f = htile.rowwise(lambda x, y, beta: F.smooth_l1_loss(x, y, beta=beta))
+    x = torch.tensor([[1.0, 2.0, 0.5, 0.5]], requires_grad=True)
+    y = torch.tensor([[1.0, 1.0, 0.5, 2.0]])
+    for beta in (0.0, 0.25):
+        found = torch.autograd.grad(f(x, y, beta).sum(), x)[0]
+        (exact,) = torch.autograd.grad(F.smooth_l1_loss(x, y, beta=beta), x)
+        torch.testing.assert_close(found, exact)
+
+
 def test_gradients_of_variances():
     """torch clamps them beside autograd: the slope goes on below eps."""
     x, y, v = values("xyv")

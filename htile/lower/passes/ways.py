@@ -18,6 +18,7 @@ from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
 from .by_column import FEW_PIECES, choose_by_column, reduce_by_column
 from .rewrite import rewrite
+from .scans_of_joins import scans_of_joins
 from .space import PADDED, TooLong, has_pairs, place, place_whole
 from .sums_of_groups import of_whole_rows, with_own_shapes
 
@@ -42,9 +43,9 @@ def place_well(graph: Graph, in_groups: bool = True) -> Graph:
     former.
     """
     if len(graph) < SHALLOW:
-        return _with_sums_of_groups(graph, in_groups)
+        return _with_scans_of_joins(graph, in_groups)
     with _deep_enough(graph):
-        return _with_sums_of_groups(graph, in_groups)
+        return _with_scans_of_joins(graph, in_groups)
 
 
 @contextmanager
@@ -60,6 +61,23 @@ def _deep_enough(graph: Graph) -> Iterator[None]:
             yield
         finally:
             sys.setrecursionlimit(before)
+
+
+def _with_scans_of_joins(graph: Graph, in_groups: bool) -> Graph:
+    """The placed graph, in which scans behind a start begin with it, unless that takes far more
+    nodes: a row that begins elsewhere than in memory is loaded in smaller pieces."""
+    joined, found = scans_of_joins(graph), None
+    if joined is graph:
+        return _with_sums_of_groups(graph, in_groups)
+    with suppress(UnsupportedError):
+        found = _with_sums_of_groups(joined, in_groups)
+    try:
+        other = _with_sums_of_groups(graph, in_groups)
+    except UnsupportedError:
+        if found is None:
+            raise
+        return found
+    return found if found is not None and len(found) <= FEW_NODES * len(other) else other
 
 
 def _with_sums_of_groups(graph: Graph, in_groups: bool) -> Graph:
