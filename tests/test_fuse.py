@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import re
 import warnings
 
@@ -271,7 +272,7 @@ def module_of(function):
     return type("Made", (torch.nn.Module,), {"forward": function})()
 
 
-COUNTS = "compares how many rows it is given with a number"
+COUNTS = "its forward decides by how many rows it is given"
 BRANCHES = {
     "size of an axis": lambda self, x: x * 3 if x.size(0) == 1 else x * 2,
     "shape": lambda self, x: x * 3 if x.shape[0] < 1000 else x * 2,
@@ -286,6 +287,12 @@ BRANCHES = {
     "less": lambda self, x: x * 3 if -x.shape[0] < -100 else x * 2,
     "converted": lambda self, x: x * 3 if int(x.shape[0]) > 100 else x * 2,
     "bits": lambda self, x: x * 3 if x.shape[0] & 64 else x * 2,
+    "rounded up": lambda self, x: x * 3 if math.ceil(x.shape[0] / 64) > 100 else x * 2,
+    "digits": lambda self, x: x * 3 if x.shape[0].bit_length() > 20 else x * 2,
+    "a remainder": lambda self, x: x * 3 if divmod(x.shape[0], 64)[1] == 63 else x * 2,
+    "all elements": lambda self, x: x * 3 if x.flatten().shape[0] > 100000 else x * 2,
+    "another order": lambda self, x: x * 3 if x.transpose(0, -1).shape[-1] > 1000 else x * 2,
+    "two axes": lambda self, x: x * 3 if x.dim() == 3 and x.shape[0] == x.shape[1] else x * 2,
     "torch.numel": lambda self, x: x * 3 if torch.numel(x) > 100000 else x * 2,
 }
 
@@ -315,6 +322,8 @@ SIZES = {
     "for a view": lambda self, x: x.view(*x.shape[:-1], 4, -1).softmax(-1).flatten(-2),
     "for a constant": lambda self, x: x.new_ones(x.shape) + x,
     "of no rows": lambda self, x: x * 2 if x.numel() == 0 or 0 in x.shape else x * 3,
+    "of a part": lambda self, x: x * 3 if x.unflatten(-1, (4, -1)).size(-2) == 1 else x * 2,
+    "copied": lambda self, x: x * copy.deepcopy(x.shape[-1]),
     "of torch": lambda self, x: x.expand(torch.broadcast_shapes(x.shape, (x.shape[-1],))) * 2,
 }
 

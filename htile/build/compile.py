@@ -145,8 +145,8 @@ def _with_one_more(
 ) -> Artifact:
     """The kernel with more thread blocks, as long as each one more is worth what it spills.
 
-    worth: how many bytes of stack a second one may take, a third one, and so on, as long as fewer
-        fit than are asked for. Others may spill nothing.
+    worth: how many bytes of stack a second one may take, a third one, and so on. That counts only
+        while fewer fit than are asked for; beyond that one more may spill nothing.
     """
     while (fit := _fitting(built.resources, arch)) <= len(worth):
         if arch_named(arch).fitting(built.resources.dynamic_shared) <= fit:

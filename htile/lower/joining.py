@@ -23,10 +23,10 @@ from .vectors import vector_size
 from .work import Work
 
 # Shifted rows are joined where an element takes INSTRUCTIONS for each byte that moves, or more, and
-# where the joined row has LONGEST elements or fewer. Chosen on five functions at eight odd lengths
-# from 611 to 70001 (one H200, 2026-11-30). Joined, the two of 6 and 11 instructions a byte take
-# 0.77 to 0.93 of the time up to 15017 elements, and those of 2.3 to 4.3 take 0.88 to 1.03.
-# Rows of 27011 take 0.93 to 1.03, and those of 70001 take 1.18 to 1.64.
+# where the joined row has LONGEST elements or fewer. Chosen on five functions of bfloat16 at eight
+# odd lengths from 611 to 70001 (one H200, 2026-11-30). Joined, the two of 6 and 11 instructions a
+# byte take 0.77 to 0.93 of the time up to 15017 elements, and those of 2.3 to 4.3 take 0.88 to
+# 1.03. Rows of 27011 take 0.93 to 1.03, and those of 70001 take 1.18 to 1.64.
 INSTRUCTIONS, LONGEST = 4, 131072
 OF_ALL = (Role.SCALAR, Role.DEVICE_SCALAR)  # what is the same in each row and column
 
@@ -34,8 +34,8 @@ OF_ALL = (Role.SCALAR, Role.DEVICE_SCALAR)  # what is the same in each row and c
 def rows_together(graph: Graph) -> int:
     """How many rows of a placed graph are one where there are many; 1 where each is by itself.
 
-    They are the fewest that are whole vectors, as long as vectors can be. It is 1 where the joined
-    row would be very long.
+    They are the fewest that are whole vectors of the greatest length. It is 1 where the joined row
+    would be very long.
     """
     if graph.multiple is not None or graph.n == 1 or not _is_of_elements(graph):
         return 1

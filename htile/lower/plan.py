@@ -348,8 +348,8 @@ class Plan:
     def may_spill(self) -> bool:
         """Whether a few registers may be spilled for a second or a third CTA of a multiprocessor.
 
-        It was measured for held rows that are reduced, each in a CTA of its own, of SPILLING
-        threads at most.
+        It was measured for held rows that are reduced, where no CTA has several of them, and has
+        SPILLING threads at most.
         """
         is_measured = not self.numerics.in_loops and not self.numerics.groups
         is_alone = self.rows_per_block == 1 and self.placement.num_threads <= SPILLING

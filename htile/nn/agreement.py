@@ -79,7 +79,7 @@ def _disagreement(
         try:
             own, exact = _passes(forward, values), _passes(forward, wide)
             if counts_rows(forward, values, count):
-                return "its forward compares how many rows it is given with a number"
+                return "its forward decides by how many rows it is given"
             if _returns_memory(forward, values):
                 return "it returns its argument or a part of it, of which a kernel makes a copy"
         except USER_ERRORS as error:

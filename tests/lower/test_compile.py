@@ -681,7 +681,6 @@ def test_threads_build_one_after_another():
 HASH = """
 import hashlib, sys
 from tests.lower.test_compile import request
-from htile.build.artifact import as_compiled
 from htile.build.compile import build
 artifact = build(*request("capped_softmax"))
 print(hashlib.sha256(artifact.object + artifact.cubin + artifact.ptx.encode()).hexdigest())
@@ -738,7 +737,6 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 import torch, htile
-from htile.build.artifact import as_compiled
 from htile.build.compile import build_all
 from examples.softmax import arguments, softmax
 x = torch.randn(3, 64)
