@@ -8,6 +8,8 @@ until something needs the elements in their places. A second turn undoes the fir
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from ..errors import UnsupportedError
@@ -101,6 +103,8 @@ def _counted_back(x: Tensor) -> Tensor | None:
     chain, todo = set(), [x._id]
     while todo:
         each = builder[todo.pop()]
+        if not each.value.spread and prod(each.value.inner) > 1:  # such as a few sorted elements
+            return None
         if each.id in chain or not each.value.spread:
             continue
         is_leaf = each.op in (Op.INDEX, Op.CONST)

@@ -219,6 +219,8 @@ def test_most_thread_blocks_that_spill_nothing(monkeypatch):
 
 def test_one_thread_block_more_is_worth_a_small_stack(monkeypatch):
     """A text says what a second one may spill, if as many are asked for. A third spills nothing."""
+    aligned = example_kernel("capped_softmax", 4096)
+    assert "\nworth = (0, 0)  #" in aligned.source
     kernel = example_kernel("norm_softmax", 6007)
     asks = re.compile(r"^blocks = (\d+) .*\nworth = \(96, 0\)  #", flags=re.MULTILINE)
     assert int(asks.search(kernel.source)[1]) > 0
