@@ -103,8 +103,8 @@ BESIDE_STAGED = (6144, 12589, 50257)
 STRETCHED = [(name, False) for name in FORWARD] + [(name, True) for name in FUNCTIONS]
 
 
-def kernel(function, rows, columns, n, dtype=BF16, trains=False, m=4096):
-    """The kernel of many rows, or the one of their gradients."""
+def kernel(function, rows, columns, n, dtype=BF16, trains=False, m=4095):
+    """The kernel of many rows, none of which are joined, or the one of their gradients."""
     xs = [torch.empty(m, n, device="meta", dtype=dtype) for _ in range(rows)]
     ws = [torch.empty(n, device="meta", dtype=dtype) for _ in range(columns)]
     found = htile.rowwise(function).inspect(*(x.requires_grad_(trains) for x in xs), *ws)
