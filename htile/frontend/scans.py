@@ -24,13 +24,13 @@ from .tensor import Deferred, Tensor, copy, fail, node
 def _scanned(op: Op, x: Tensor, axis: int) -> Tensor:
     if not x.ndim or x._sizes[axis] == 1:
         return copy(x)
-    is_joined = op in _NOTHING and x._later is None  # what waits for its elements is not
+    is_joined = op in NOTHING and x._later is None  # what waits for its elements is not
     found = _behind_a_start(op, x, axis) if is_joined else None
     return node(op, x, arg=axis if x.ndim > 1 else None) if found is None else found
 
 
 # What leaves all elements behind it as they are.
-_NOTHING = {Op.CUMPROD: 1.0, Op.LOGCUMSUMEXP: -math.inf}
+NOTHING = {Op.CUMPROD: 1.0, Op.LOGCUMSUMEXP: -math.inf}
 
 
 def _behind_a_start(op: Op, x: Tensor, axis: int) -> Tensor | None:
@@ -44,7 +44,7 @@ def _behind_a_start(op: Op, x: Tensor, axis: int) -> Tensor | None:
         return None
     start, *rest = (Tensor(x._builder, id) for id in joined.inputs)
     first = x._builder[start._id]
-    if first.op is Op.CONST and first.arg == _NOTHING[op]:
+    if first.op is Op.CONST and first.arg == NOTHING[op]:
         return cat([start, _scanned(op, cat(rest, axis), axis)], axis)
     if op is not Op.LOGCUMSUMEXP or start._sizes[axis] > 1:
         return None

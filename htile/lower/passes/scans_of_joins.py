@@ -8,18 +8,16 @@ trace has (htile.frontend.scans). The latter has faster kernels, if nothing else
 
 from __future__ import annotations
 
-from math import inf
-
 from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import Op
+from ...frontend.scans import NOTHING
 from .rewrite import rewrite
-
-# What leaves all elements behind it as they are.
-NOTHING = {Op.CUMPROD: 1.0, Op.LOGCUMSUMEXP: -inf}
 
 
 def scans_of_joins(graph: Graph) -> Graph:
     """The graph without scans behind a start of constants; itself if there are none."""
+    if NOTHING.keys().isdisjoint([node.op for node in graph]):
+        return graph
     found = []
 
     def rule(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
