@@ -157,19 +157,21 @@ def test_a_function_that_another_one_calls():
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int32, torch.bool, torch.int8, torch.uint8], ids=str
+    "dtype",
+    [torch.int64, torch.int32, torch.bool, torch.int8, torch.uint8, torch.float8_e4m3fn],
+    ids=str,
 )
 def test_it_reads_an_element_of_what_another_function_computes(dtype):
     """The argument is no tensor in memory there, so nothing is loaded at the index."""
 
     @htile.rowwise
     def at(x, t, place: htile.PerRow):
-        return x[place] * t[place]
+        return x[place] * t[place].float()
 
     @at.backward
     def backward(x, t, place, d_out):
         is_here = torch.arange(x.shape[-1]) == place
-        return torch.where(is_here, d_out * t[place] + 0 * x[place], 0.0)
+        return torch.where(is_here, d_out * t[place].float() + 0 * x[place], 0.0)
 
     @htile.rowwise
     def of_computed(x, t, place: htile.PerRow):
@@ -179,7 +181,8 @@ def test_it_reads_an_element_of_what_another_function_computes(dtype):
     t = torch.randint(3, (4, 9), generator=torch.Generator().manual_seed(2))
 
     def plain(x):
-        chosen = (t == 1 if dtype is torch.bool else (t + 1).to(dtype)).gather(1, place[:, None])
+        wide = (t == 1 if dtype is torch.bool else (t + 1).to(dtype)).double()
+        chosen = wide.gather(1, place[:, None])
         return (x.sin().gather(1, place[:, None]) * chosen)[:, 0]
 
     x = row(4, 9)

@@ -434,8 +434,8 @@ def _element(algebra: Algebra, row: int, place: int) -> int:
     loaded alone (`Op.TAKE`)."""
     dtype = algebra[row].value.dtype
     if dtype in STORAGE:  # of 8 bits, which no kernel computes with
-        wide = algebra.node(*((Op.CAST, row) if dtype in FLOAT8 else (Op.CONVERT, row)),
-                            arg=FLOAT if dtype in FLOAT8 else torch.int32)  # fmt: skip
+        op, computed = (Op.CAST, FLOAT) if dtype in FLOAT8 else (Op.CONVERT, torch.int32)
+        wide = algebra.node(op, row, arg=computed)
         return algebra.node(Op.CAST, _element(algebra, wide, place), arg=dtype)
     if algebra[place].value.dtype is not torch.int64:
         place = algebra.node(Op.CONVERT, place, arg=torch.int64)

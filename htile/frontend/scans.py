@@ -20,6 +20,9 @@ from .ranks import INT32, Ranked
 from .shapes import axis_of, reshaped
 from .tensor import Deferred, Tensor, copy, fail, node
 
+# What leaves all elements of a scan behind it as they are.
+NOTHING = {Op.CUMPROD: 1.0, Op.LOGCUMSUMEXP: -math.inf}
+
 
 def _scanned(op: Op, x: Tensor, axis: int) -> Tensor:
     if not x.ndim or x._sizes[axis] == 1:
@@ -27,10 +30,6 @@ def _scanned(op: Op, x: Tensor, axis: int) -> Tensor:
     is_joined = op in NOTHING and x._later is None  # what waits for its elements is not
     found = _behind_a_start(op, x, axis) if is_joined else None
     return node(op, x, arg=axis if x.ndim > 1 else None) if found is None else found
-
-
-# What leaves all elements behind it as they are.
-NOTHING = {Op.CUMPROD: 1.0, Op.LOGCUMSUMEXP: -math.inf}
 
 
 def _behind_a_start(op: Op, x: Tensor, axis: int) -> Tensor | None:

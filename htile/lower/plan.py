@@ -36,7 +36,7 @@ ONE_KERNEL_N = 2048  # Rows of at most so many elements have one kernel for thes
 # compiler may spill some of them, in order to fit one more CTA on a multiprocessor. So the plan
 # says how many CTAs are to fit, and the kernel is compiled again if it spills.
 HELD_REGISTERS = 32
-SPILLING = 512  # the most threads of a CTA that may spill registers for one CTA more
+MORE_THREADS = 512  # the most threads of a CTA beside which the compiler may fit one CTA more
 
 
 def rows_like(rows: int) -> tuple[int, int]:
@@ -345,14 +345,14 @@ class Plan:
         return words * self.elements_per_thread >= HELD_REGISTERS
 
     @property
-    def may_spill(self) -> bool:
-        """Whether a few registers may be spilled for a second or a third CTA of a multiprocessor.
+    def may_have_more_blocks(self) -> bool:
+        """Whether the compiler may take fewer registers for a second or a third CTA of an SM.
 
         It was measured for held rows that are reduced, where no CTA has several of them, and has
-        SPILLING threads at most.
+        MORE_THREADS threads at most.
         """
         is_measured = not self.numerics.in_loops and not self.numerics.groups
-        is_alone = self.rows_per_block == 1 and self.placement.num_threads <= SPILLING
+        is_alone = self.rows_per_block == 1 and self.placement.num_threads <= MORE_THREADS
         return bool(self.placement.blocks and self.sweeps.reduces) and is_measured and is_alone
 
     @property

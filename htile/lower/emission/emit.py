@@ -95,9 +95,9 @@ def _imports(text: str) -> list[str]:
 # one, where registers are spared for more than fit; of aligned rows and of shifted ones, which need
 # the most registers while they are loaded. It was set on 106 kernels of held rows, timed with one
 # more than fitted: two in place of one take 0.62 to 0.86 of the time where that spills at most 96
-# bytes, and three in place of two 0.82 to 0.92 where it spills nothing. 16 kernels that were not
-# looked at take 0.63 to 0.79, and seven 0.76 to 0.98. With a small stack for the third one they
-# take up to 1.49, and with four in place of three many take longer (one H200, 2026-11-30).
+# bytes, and three in place of two 0.82 to 0.92 where it spills nothing. At other lengths 16 kernels
+# take 0.63 to 0.79, and seven 0.76 to 0.98. With a small stack for the third one they take up to
+# 1.49, and with four in place of three many take longer (one H200, 2026-11-30).
 WORTH, WORTH_SHIFTED = (0, 0), (96, 0)
 
 
@@ -123,7 +123,7 @@ def _config(plan: Plan) -> list[str]:
     if plan.names_blocks:
         what = "for which registers are spared" if place.blocks else "as the compiler likes"
         lines.append(f"blocks = {place.blocks}  # of an SM, {what}")
-    if plan.may_spill:
+    if plan.may_have_more_blocks:
         worth = WORTH_SHIFTED if place.shifted else WORTH
         lines.append(f"worth = {worth}  # bytes of a thread's stack for a second and a third one")
     return lines
