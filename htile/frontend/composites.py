@@ -79,7 +79,7 @@ def is_negative(x: Tensor) -> Tensor:
     """Whether the sign is set, that of -0.0 too; a NaN counts as positive."""
     if x._value.dtype is not FLOAT:
         return convert(x, torch.int32) < 0
-    return where(x == 0, 1.0 / x, x) < 0
+    return (node(Op.BITS, x) < 0) & (x == x)
 
 
 formulas({

@@ -43,6 +43,9 @@ LOAD_CODE, STORE_CODE = 1.5, 2
 DIVISION, STEP = 25, 6
 COMPUTING = 0.75  # the share of the memory's time from which on the issue of instructions counts
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
+# More instructions than CACHED_CODE do not fit into a multiprocessor's instruction cache of 128 KiB.
+# Then threads wait for them, and all instructions take UNCACHED times as long.
+CACHED_CODE, UNCACHED = 7 << 10, 1.8
 # Rows that are only read take LONGER_STREAMED times as long as the constants say, where a loop over
 # memory is written out and a thread block has FEW_THREADS or fewer. 33 plans of the fitting half
 # take 1.12 times as long in the median, and 40 of twice the threads 1.02 (many rows of 16 bits).
@@ -156,6 +159,7 @@ class Features(NamedTuple):
     computed: instructions for elements and for values of rows.
     special: those for MUFU, of elements.
     code: doublings of the kernel's code beyond FAST_CODE.
+    fetched: how many times as long instructions take that are not in the cache.
     threads, blocks: how many there are.
     lacking: registers that each thread lacks.
     read, written, shared: lines that are read, written, and moved to or from shared memory.
@@ -178,6 +182,7 @@ class Features(NamedTuple):
     computed: float
     special: float
     code: float
+    fetched: float
     threads: float
     blocks: float
     lacking: float
@@ -240,6 +245,7 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
     if place.columns == "staged":
         shared += elements * _staged_lines(plan)
     own, shared_by_rows = _of_tables(plan) if work.lookups else (0, 0)
+    code = _code(plan)
     return Features(
         bytes=rows * (read + written - own - shared_by_rows),
         again=rows * plan.bytes_read_again(),
@@ -250,7 +256,8 @@ def features(plan: Plan, rows: int, rates: Rates = H200) -> Features:
         accesses=moved / num.vec_size,
         computed=elements * computed + blocks * place.num_threads * of_thread,
         special=elements * special,
-        code=max(0.0, log2(_code(plan) / FAST_CODE)),
+        code=max(0.0, log2(code / FAST_CODE)),
+        fetched=UNCACHED if code > CACHED_CODE else 1.0,
         threads=blocks * place.num_threads,
         blocks=blocks,
         lacking=lacking,
@@ -350,7 +357,8 @@ def _waits(plan: Plan) -> tuple[int, int, int]:
 def _code(plan: Plan) -> float:
     """About how many instructions the kernel has, as they are written out."""
     loads, stores = plan.sweeps.moved
-    each = plan.sweeps.costs[0] + LOAD_CODE * loads + STORE_CODE * stores
+    each = plan.sweeps.costs[0] - plan.sweeps.counting_costs  # which is a loop
+    each += LOAD_CODE * loads + STORE_CODE * stores
     if not plan.numerics.in_loops:
         return (each + LOAD_CODE * len(plan.work.rows)) * plan.elements_per_thread
     shares = plan.turns if plan.is_unrolled else 1
@@ -420,7 +428,7 @@ def estimate(f, rates: Rates, c, larger=max, smaller=min):
     exchanges = f.warp + f.block + f.cluster
     of_thread = c.thread + c.exchange * exchanges + c.spilled * f.lacking
     issued = c.elements * f.computed + c.moved * f.moved + c.access * f.accesses
-    issued = issued + f.threads * of_thread
+    issued = (issued + f.threads * of_thread) * f.fetched
     issue = issued / (cycles * 4 * WARP) * (1 + c.code * f.code)
     special = f.special / (cycles * 16)
     accesses = c.lines_read * f.read + c.lines_written * f.written

@@ -24,13 +24,13 @@ from ..passes.rewrite import rewrite
 from ..plan import ONE_KERNEL_N, ROWS, Numerics, Plan, Target
 from ..reductions import VERY_LONG_N
 from ..work import Work
-from .cost import cost
+from .cost import cost, is_computing
 from .enumeration import plans_of_work
 from .preference import closest_first
 
-# Of the logarithm of the time of many rows; that of few rows has the rest. Many shifted rows have
-# more, because their instructions count there.
-MANY_WEIGHT, SHIFTED_WEIGHT = 0.7, 0.8
+# Of the logarithm of the time of many rows; that of few rows has the rest. Many rows have more where
+# their instructions count: where they are shifted, or take as long to compute as to move.
+MANY_WEIGHT, COUNTING_WEIGHT = 0.7, 0.8
 # The same of aligned rows of maps, which have numerics of their own where there are few. Of those
 # that the model expects to be about as fast for many rows, the ones of less latency are faster:
 # with 0.95 in place of 1, 30 cells of the fitting half that changed take 0.989 of the time, and
@@ -149,10 +149,12 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
     many = {num: cost(_placed(plans, rows), rows).time for num, plans in placed.items()}
     longest = SLOW * min(many.values())
     asked = [numerics for numerics, time in many.items() if time <= longest or numerics == usual]
-    if ordered[0].placement.shifted:
-        weight = 1 if has_own else SHIFTED_WEIGHT
+    if has_own:  # rows that are shifted or joined are not few
+        weight = 1 if ordered[0].placement.shifted or target.joined > 1 else OWN_WEIGHT
     else:
-        weight = OWN_WEIGHT if has_own else MANY_WEIGHT
+        quickest = _placed(placed[min(many, key=many.__getitem__)], rows)
+        counts = ordered[0].placement.shifted or is_computing(quickest, rows)
+        weight = COUNTING_WEIGHT if counts else MANY_WEIGHT
 
     def mean(numerics: Numerics) -> float:
         # Few rows have placements of their own, of which one is about as fast as the best of these.
