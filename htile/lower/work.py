@@ -22,6 +22,7 @@ from .choice.instructions import (
     sweep_costs,
     value_costs,
 )
+from .elements import elements, function_of_element
 from .patterns import Function, ancestors, choose_function, periods
 from .precision import seen_in_16_bits
 from .ranks import chains
@@ -52,6 +53,7 @@ class Work:
     is_wide: whether elements of the rows, in or out, have more than 16 bits.
     stages: how many rounds of reductions depend on each other.
     ends: what is computed before rows are loaded: where they may end (`Input.end`).
+    elements: the node of a row by each value whose elements are some of it; see `elements.py`.
     early: what is computed as soon as rows are on their way: what is at indices, and those.
     early_in_loops: the same, if a row is worked on in loops. Rows of tables are not among it.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
@@ -85,6 +87,7 @@ class Work:
         self.early_in_loops = tuple(s for s in self.early if not graph[s.id].value.spread)
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
+        self.elements = {} if in_tiles else elements(graph)
         self._held_words: dict[tuple, float] = {}
         self.chains = chains(graph)
         self._by_stage = by_stage(graph, self.chains)
@@ -373,7 +376,10 @@ class Work:
                 node = self.graph[id]
                 near = node.value.spread and id in self._seen_in_16_bits
                 how = self.fastmath, near, in_loops, self.in_tiles
-                chosen = choose_function(self.graph, node, *how)
+                if row := self.elements.get(id):
+                    chosen = function_of_element(self.graph, node, row, *how[:2])
+                else:
+                    chosen = choose_function(self.graph, node, *how)
                 steps[id] = Compute(id, *chosen)
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)

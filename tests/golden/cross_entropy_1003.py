@@ -50,7 +50,7 @@ def cross_entropy_kernel(
     ge0 = math.ge(label, Int64(0))  # cross_entropy.py:22
     lt0 = math.lt(label, Int64(1003))  # cross_entropy.py:22
     and0 = math.logical_and(ge0, lt0)  # cross_entropy.py:22
-    div1 = math.div(take0, cap)  # cross_entropy.py:19
+    div1 = math.div_shared(take0, cap)  # cross_entropy.py:19
     tanh1 = math.tanh(div1)  # cross_entropy.py:19
     mul1 = cap * tanh1  # cross_entropy.py:20
     where0 = math.where(and0, mul1, Float32(float("nan")))  # cross_entropy.py:22

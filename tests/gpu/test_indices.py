@@ -93,6 +93,13 @@ def shares(x, t, w):
     return F.cross_entropy(x, t, w, label_smoothing=0.1)
 
 
+@htile.rowwise
+def ranks(x, w, label: htile.PerRow):
+    p, y = x.softmax(-1), x * w + 0.3
+    counts = (p > p[label]).sum(), (p == p[label]).sum(), (y > y[label]).sum(), (y == y[0]).sum()
+    return *counts, p.float(), y.float()
+
+
 def positions(n, device, dtype=I64):
     """Places in the row: both ends, and some between them."""
     y = torch.arange(ROWS, device=device) * 977 % n
@@ -116,7 +123,7 @@ def arguments(f, n, dtype, device):
     if f is shares:
         t = torch.rand(ROWS, n, device=device).to(dtype)
         return x, t, w
-    return (x, w, y) if f in (elements, class_losses) else (x, y)
+    return (x, w, y) if f in (elements, class_losses, ranks) else (x, y)
 
 
 def integers(n, dtype, device):
@@ -145,7 +152,7 @@ def jobs(arch):
             yield compile_in_place(f, args, (0,), arch)
     for n in SIZES:
         for dtype in DTYPES:
-            for f in FUNCTIONS:
+            for f in (*FUNCTIONS, ranks):
                 yield job(f, arguments(f, n, dtype, "meta"), arch)
     for n in WHOLE_SIZES:
         for dtype in WHOLE:
@@ -282,3 +289,14 @@ def test_each_element_chooses_of_a_short_row(n, size, device):
     torch.testing.assert_close(
         found[2], (taken * x).view(ROWS, -1, 3).sum(-1), equal_nan=True, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("n", SIZES[1:])
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_elements_have_the_bits_of_their_rows(n, dtype):
+    x, w, label = arguments(ranks, n, dtype, "cuda")
+    above, equal, y_above, y_equal, p, y = ranks(x, w, label)
+    own, y_own = p.gather(-1, label[:, None]), y.gather(-1, label[:, None])
+    assert torch.equal(above, (p > own).sum(-1)) and torch.equal(equal, (p == own).sum(-1))
+    assert torch.equal(y_above, (y > y_own).sum(-1))
+    assert torch.equal(y_equal, (y == y[:, :1]).sum(-1))

@@ -1,0 +1,118 @@
+"""An element of a computed row that a kernel computes beside the row has the row's bits."""
+
+import pytest
+import torch
+
+import htile
+from htile.frontend.ops import Op
+from htile.lower.patterns import Function
+from htile.lower.steps import Compute
+from tests.lower.cases import BF16
+from tests.primitives.ptx_device import launch
+
+M, N = 40, 192
+
+
+def softmax(x, w, b):
+    return x.softmax(-1)
+
+
+def affine(x, w, b):
+    return x * w + b
+
+
+def shares(x, w, b):
+    return x / x.abs().sum()
+
+
+def standard(x, w, b):
+    return (x - x.mean()) * torch.rsqrt(x.var(correction=0) + 1e-5) * w + b
+
+
+def scaled_less(x, w, b):
+    return b - 2.0 * w * x
+
+
+ROWS = (softmax, affine, shares, standard, scaled_less)
+
+
+def ranked(row):
+    """Of an element at an index, and of the first one: how many are larger, and as large."""
+
+    @htile.rowwise
+    def ranks(x, w, b, label: htile.PerRow):
+        p = row(x, w, b)
+        own, first = p[label], p[0]
+        counts = (p > own).sum(), (p == own).sum(), (p > first).sum(), (p == first).sum()
+        return *counts, p.to(torch.float32)
+
+    return ranks
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_its_bits(row):
+    """The PTX runs on numpy."""
+    torch.manual_seed(0)
+    x, w, b, label = torch.randn(M, N), torch.randn(N), torch.randn(N), torch.randint(N, (M,))
+    kernel = ranked(row).inspect(x, w, b, label, arch="sm_90a")
+    counts, p = [torch.zeros(M, dtype=torch.int64) for _ in range(4)], torch.zeros(M, N)
+    named = {"x": x, "w": w, "b": b, "label": label}
+    given = [named[name] for name in kernel.graph.arguments]
+    blocks = -(-M // kernel.plan.rows_per_block)
+    launch(kernel.ptx, (blocks, 1), [*given, *counts, p], is_emitted=True)
+    for own, found in ((p.gather(-1, label[:, None]), counts[:2]), (p[:, :1], counts[2:])):
+        assert torch.equal(found[0], (p > own).sum(-1))
+        assert torch.equal(found[1], (p == own).sum(-1))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_bits_of_neighbours(row):
+    """Where elements repeat, a neighbour is as large."""
+
+    @htile.rowwise
+    def repeated(x, w, b):
+        p = row(x, w, b)
+        return (p[1:] == p[:-1]).sum(), (p > p.roll(2, 0)).sum(), p.to(torch.float32)
+
+    torch.manual_seed(0)
+    x, w, b = torch.randn(M, N // 4).repeat_interleave(4, -1), torch.ones(N), torch.zeros(N)
+    kernel = repeated.inspect(x, w, b, arch="sm_90a")
+    counts, p = [torch.zeros(M, dtype=torch.int64) for _ in range(2)], torch.zeros(M, N)
+    named = {"x": x, "w": w, "b": b}
+    given = [named[name] for name in kernel.graph.arguments]
+    blocks = -(-M // kernel.plan.rows_per_block)
+    launch(kernel.ptx, (blocks, 1), [*given, *counts, p], is_emitted=True)
+    assert torch.equal(counts[0], (p[:, 1:] == p[:, :-1]).sum(-1))
+    assert torch.equal(counts[1], (p > p.roll(2, 1)).sum(-1))
+
+
+@pytest.mark.parametrize("n", (96, 1003, 16384, 100003))
+@pytest.mark.parametrize("row", ROWS)
+def test_its_device_functions(row, n):
+    args = torch.empty(4, n, dtype=BF16), torch.empty(n), torch.empty(n)
+    kernel = ranked(row).inspect(*args, torch.empty(4, dtype=torch.int64), arch="sm_90a")
+    graph, work = kernel.graph, kernel.plan.work
+    assert work.elements
+    steps = [step for sweep in kernel.plan.sweeps.all for step in (*sweep.computes, *sweep.then)]
+    steps = [step for step in steps if isinstance(step, Compute)]
+    chosen = {step.id: step.function for step in (*work.before, *steps)}
+    compared = 0
+    for id, node in work.elements.items():
+        if id in chosen and node.id in chosen and graph[id].op is not Op.TAKE:
+            own, of_row = chosen[id], chosen[node.id]
+            is_division = of_row is Function.EXACT and graph[id].op is Op.DIV
+            is_value = not graph[id].value.spread
+            assert own is (Function.SHARED if is_division and is_value else of_row)
+            compared += 1
+    assert compared
+
+
+def test_parts_of_rows_have_none():
+    """They may be no elements of what the row is reduced over."""
+
+    @htile.rowwise
+    def parts(x):
+        peak = x[1:].max()
+        return (x[1:] - peak).exp().sum(), (x[0] - peak).exp()
+
+    assert not parts.inspect(torch.empty(4, 65, dtype=BF16), arch="sm_90a").plan.work.elements
