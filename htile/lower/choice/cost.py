@@ -43,8 +43,9 @@ LOAD_CODE, STORE_CODE = 1.5, 2
 DIVISION, STEP = 25, 6
 COMPUTING = 0.75  # the share of the memory's time from which on the issue of instructions counts
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
-# More instructions than CACHED_CODE do not fit into a multiprocessor's instruction cache of 128 KiB.
-# Then threads wait for them, and all instructions take UNCACHED times as long.
+# More instructions than CACHED_CODE do not fit into a multiprocessor's instruction cache, which has
+# 128 KiB. Threads wait for them then, and all instructions take UNCACHED times as long: of the five
+# functions that it was seen on, twice as long or more (one H200, 2026-11-30).
 CACHED_CODE, UNCACHED = 7 << 10, 1.8
 # Rows that are only read take LONGER_STREAMED times as long as the constants say, where a loop over
 # memory is written out and a thread block has FEW_THREADS or fewer. 33 plans of the fitting half
@@ -455,10 +456,10 @@ def _longer_streamed(plan: Plan) -> float:
     return LONGER_STREAMED if is_streamed and plan.placement.num_threads <= FEW_THREADS else 1.0
 
 
-def is_computing(plan: Plan, rows: int) -> bool:
-    """Whether the instructions of so many rows take nearly as long as their memory, or longer."""
+def is_computing(plan: Plan, rows: int, share: float = COMPUTING) -> bool:
+    """Whether the instructions of so many rows take that share of their memory's time, or more."""
     found = cost(plan, rows)
-    return found.issue >= COMPUTING * found.memory
+    return found.issue >= share * found.memory
 
 
 def cost(plan: Plan, rows: int, rates: Rates = H200, constants: Constants = CONSTANTS) -> Cost:

@@ -28,8 +28,8 @@ from .cost import cost, is_computing
 from .enumeration import plans_of_work
 from .preference import closest_first
 
-# Of the logarithm of the time of many rows; that of few rows has the rest. Many rows have more where
-# their instructions count: where they are shifted, or take as long to compute as to move.
+# Of the logarithm of the time of many rows; that of few rows has the rest. Many rows have more
+# where their instructions count: where they are shifted, or take as long to compute as to move.
 MANY_WEIGHT, COUNTING_WEIGHT = 0.7, 0.8
 # The same of aligned rows of maps, which have numerics of their own where there are few. Of those
 # that the model expects to be about as fast for many rows, the ones of less latency are faster:
@@ -153,7 +153,7 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
         weight = 1 if ordered[0].placement.shifted or target.joined > 1 else OWN_WEIGHT
     else:
         quickest = _placed(placed[min(many, key=many.__getitem__)], rows)
-        counts = ordered[0].placement.shifted or is_computing(quickest, rows)
+        counts = ordered[0].placement.shifted or is_computing(quickest, rows, 1.0)
         weight = COUNTING_WEIGHT if counts else MANY_WEIGHT
 
     def mean(numerics: Numerics) -> float:
