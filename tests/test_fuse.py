@@ -577,6 +577,13 @@ def test_calls_that_no_kernel_serves_are_the_modules_own(called):
         model(row(4, N + 1))
 
 
+def test_a_fused_model_takes_meta_tensors(called):
+    model = fused(LlamaRMSNorm(N)).to("meta")
+    called.clear()
+    found = model(torch.empty(4, N, device="meta", dtype=BF16))
+    assert found.is_meta and found.shape == (4, N) and called == []
+
+
 def test_hooks_that_are_added_later_run():
     model, seen = fused(LlamaRMSNorm(N)), []
     model.register_forward_hook(lambda module, args, result: seen.append(result.shape))

@@ -176,6 +176,43 @@ def test_what_no_kernel_gives_is_torchs_own(called):
         assert str(ours.value) == str(theirs.value)
 
 
+def on_meta(value):
+    """A module, or the tensors among arguments, on the meta device."""
+    if isinstance(value, torch.nn.Module):
+        return copy.deepcopy(value).to("meta")
+    return tuple(each.to("meta") for each in value)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_meta_tensors_modules_give_what_torch_gives(called, name):
+    make, shape = PAIRS[name]
+    x = torch.empty(shape, device="meta", requires_grad=True)
+    found, right = on_meta(make(nn))(x), on_meta(make(torch.nn))(x)
+    assert found.is_meta and found.shape == right.shape and found.dtype is right.dtype
+    found.sum().backward()
+    assert x.grad.shape == shape and called == []
+
+
+def test_of_meta_tensors_all_other_modules_give_what_they_do_elsewhere(called):
+    x, target = row(4, N), torch.zeros(4, dtype=torch.long)
+    calls = [
+        (nn.CrossEntropyLoss(), (x, target)),
+        (nn.CrossEntropyLoss(reduction="none"), (x, target)),
+        (nn.AddRMSNorm(N), (x, x)),
+        (nn.SwiGLU(), (x,)),
+        (nn.SwiGLU(), (x, x)),
+        (nn.GEGLU("tanh"), (x,)),
+        (nn.GEGLU(), (x, x)),
+        (nn.DyT(N), (x,)),
+    ]
+    for module, args in calls:
+        right = pytree.tree_leaves(module(*args))
+        called.clear()
+        found = pytree.tree_leaves(on_meta(module)(*on_meta(args)))
+        assert all(each.is_meta for each in found) and called == []
+        assert [each.shape for each in found] == [each.shape for each in right]
+
+
 def test_a_weight_of_another_dtype(called):
     """As under torch, the result has the dtype of the rows."""
     x = row(4, N, dtype=BF16)

@@ -27,7 +27,8 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
     It may not where torch would do something else than compute: while it exports, in torch.func and
     forward mode, in modes that watch operations, and for subclasses of tensors other than DTensors
     of whole rows. It may not either for float64, which kernels do not compute, for rows without
-    elements, and under autocast in 16 bits, which chooses the dtypes of results.
+    elements, on the meta device, of which torch knows no autocast, and under autocast in 16 bits,
+    which chooses the dtypes of results.
 
     Dynamo follows it, so in torch.compile the answer belongs to the kind of call that is compiled.
     """
@@ -44,7 +45,7 @@ def fits(*tensors: torch.Tensor | None, inner: int = 1) -> bool:
             return False
         if tensor.dtype not in DTYPES or (not is_read and tensor.is_neg()):
             return False
-        if tensor.ndim and tensor.shape[-1] == 0:
+        if tensor.is_meta or (tensor.ndim and tensor.shape[-1] == 0):
             return False
         if device is None:
             device = tensor.device
