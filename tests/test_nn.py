@@ -396,6 +396,19 @@ def test_modules_of_their_own_in_float64_are_torchs(called):
     assert called == []
 
 
+def test_dyt_of_integers_is_torchs_own(called):
+    """Which has the dtype of the parameters, and gradients of them."""
+    x = torch.arange(2 * N, dtype=torch.int32).view(2, N) - N
+    ours, theirs = shaken(nn.DyT(N)), shaken(PlainDyT(N))
+    found, right = ours(x), theirs(x)
+    assert found.dtype is F32 and torch.equal(found, right)
+    found.sum().backward()
+    right.sum().backward()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    assert called == []
+
+
 def test_dyt_begins_as_its_authors_do():
     ours, theirs = nn.DyT(N), PlainDyT(N)
     assert [*ours.state_dict()] == [*theirs.state_dict()]

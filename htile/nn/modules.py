@@ -404,7 +404,8 @@ class DyT(torch.nn.Module):
     x: (*lead, N), float32, bfloat16 or float16, and parameters of any of these dtypes. The result
     has the shape and the dtype of x.
 
-    Other shapes and dtypes, such as float64, are computed by torch, with torch's errors.
+    Other shapes and dtypes, such as float64, are computed by torch, with torch's errors. So rows of
+    integers have a result in the dtype of the parameters.
     """
 
     def __init__(
@@ -442,7 +443,8 @@ class DyT(torch.nn.Module):
             return _dyt(x if x.ndim > 1 else x[None], alpha, weight, bias).view(x.shape)
         y = torch.tanh(alpha * x)
         y = y if weight is None else y * weight
-        return (y if bias is None else y + bias).to(x.dtype)
+        y = y if bias is None else y + bias
+        return y.to(x.dtype) if x.is_floating_point() else y
 
     def extra_repr(self) -> str:
         """What the representation of the module shows."""
