@@ -27,7 +27,7 @@ from .graph import Role
 from .indices import each_of_lists
 from .joins import cat, stack
 from .ops import Varies, broadcast_shapes
-from .parts import MOST_PARTS, check_slice, is_mask, part, too_many
+from .parts import MOST_PARTS, check_slice, is_mask, part, too_many, with_one_ellipsis
 from .promotion import BOOL, FLOAT, filled, into, operand, put_into
 from .selected import Selected, enter_operator_in_place, with_selected
 from .shapes import broadcast_to, reshaped, squeeze, unsqueeze
@@ -173,7 +173,7 @@ def setitem(x: Tensor, index: object, value: object) -> None:
 
 def _with_index(x: Tensor, index: object, value: object) -> Tensor:
     """`x` with another value in the part that an index chooses."""
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = with_one_ellipsis(x, index) if isinstance(index, tuple) else (index,)
     if isinstance(value, Selected) and not (len(parts) == 1 and is_mask(parts[0])):
         value._refuse("x[...] = y[mask] is not supported")
     if len(parts) == 1 and x.ndim:
@@ -297,7 +297,7 @@ def _with_elements_at(x: Tensor, places: list[int | Tensor], values: list) -> Te
 def _cut(x: Tensor, parts: tuple) -> list[tuple[int, int | slice]]:
     """Of which axes a part is meant, and which. Raises ShapeError for too many indices."""
     taken = sum(each is not Ellipsis for each in parts)
-    if taken > x.ndim or len(parts) - taken > 1:
+    if taken > x.ndim:
         fail(ShapeError, too_many(taken, x))
     parts = parts if Ellipsis in parts else (*parts, Ellipsis)
     at = parts.index(Ellipsis)

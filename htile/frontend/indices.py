@@ -20,7 +20,7 @@ from .functions import clamp, implements, where
 from .graph import Builder, Node, Role
 from .joins import cat, repeat_interleave, stack
 from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
-from .parts import MOST_PARTS, part, too_many
+from .parts import MOST_PARTS, part, too_many, with_one_ellipsis
 from .parts import getitem as _getitem
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
@@ -175,7 +175,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
     Beyond the end the result is NaN, of integers 0, and of masks False. Numbers, slices and masks
     are as `htile.frontend.parts.getitem` has them.
     """
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = with_one_ellipsis(x, index) if isinstance(index, tuple) else (index,)
     rest = [p for p in parts if p is not Ellipsis]
     if len(rest) == 1 and type(rest[0]) is int and x.ndim == 1 and has_any_length(x, -1):
         return _of_any_length(x, rest[0], index)
@@ -183,7 +183,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
         each, axis = each_of_lists(x, parts)
         return stack([getitem(x, one) for one in each], axis)
     if len(rest) != 1 or not isinstance(rest[0], Tensor) or rest[0]._value.dtype is BOOL:
-        return _getitem(x, index)
+        return _getitem(x, parts if isinstance(index, tuple) else index)
     y = rest[0]
     _of_row(x, -1, "indexing")
     found = _elements(x, y.reshape(-1) if y.ndim > 1 else y, "indexing a row", wraps=True)

@@ -109,6 +109,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if taken > x.ndim:
         fail(ShapeError, too_many(taken, x))
+    parts = with_one_ellipsis(x, parts)
     if sum(each is Ellipsis for each in parts) == 0:
         parts = (*parts, Ellipsis)
     at = next(k for k, each in enumerate(parts) if each is Ellipsis)
@@ -127,6 +128,23 @@ def getitem(x: Tensor, index: object) -> Tensor:
     if result is not x and None not in parts:
         result._part_of = x, index
     return result
+
+
+def with_one_ellipsis(x: Tensor, parts: tuple) -> tuple:
+    """The parts of an index without those `...` that stand for no axes.
+
+    In torch each `...` skips as many axes as no part names. So one behind another finds none that
+    are left, and torch refuses what follows it unless all axes are named.
+    """
+    ellipses = [k for k, each in enumerate(parts) if each is Ellipsis]
+    if len(ellipses) < 2:
+        return parts
+    taken = sum(each is not None and each is not Ellipsis for each in parts)
+    if taken < x.ndim and any(each is not Ellipsis for each in parts[ellipses[1] :]):
+        fail(ShapeError, f"several `...` in the index of a value of shape {tuple(x._sizes)}: the "
+             "first stands for all axes that are not named, so leave the others out")  # fmt: skip
+    kept = (each for k, each in enumerate(parts) if each is not Ellipsis or k == ellipses[0])
+    return tuple(kept)
 
 
 def is_mask(index: object) -> bool:

@@ -622,7 +622,17 @@ def test_lists_of_axes_apart_and_of_equal_places():
     assert torch.equal(htile.rowwise(listed_in_axes_apart)(x), expected)
 
 
+def behind_several_ellipses(x):
+    m = x.view(3, 4) * 1
+    m[..., 1, ...] = 0.5
+    m[1, ..., ..., 2:] = x[:2]
+    x = x * 2
+    x[..., ..., [3, 5]] = 4.0
+    return m, x
+
+
 ASSIGNED = (
+    behind_several_ellipses,
     parts_of_several_axes, a_part_of_two_axes_that_changes, row_at_an_index,
     at_a_negative_index, at_one_more, of_the_largest, ones_at_the_largest, listed,
     listed_in_axes, without_the_largest, masked, masked_rows, a_masked_part,

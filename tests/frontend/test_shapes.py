@@ -74,6 +74,11 @@ MOVEMENTS = {
         torch.hstack((x[:0], x)), x + x[5:2].numel() + len(x[:0]) + x[:0].shape[0],
         torch.cat(((x > 0)[:0], x > 1)), torch.cat((x.half()[:0], x.half())),
     ),
+    "several ellipses": lambda x: (
+        x[..., ..., 0], x[..., ...] * 2, x.view(2, 4)[..., 1, ...], x.view(2, 4)[1, ..., ..., 2:],
+        x.view(2, 4)[..., None, ...], x[..., 3, ...], x[..., ..., [4, 1]],
+        x[..., ..., torch.tensor([2, 0])],
+    ),
     "a part without elements that nothing reads": lambda x: (x[4:4], x.exp())[1],
 }
 
@@ -90,6 +95,17 @@ def test_movement(name, rows):
     for result, *expected in zip(found, *each, strict=True):
         torch.testing.assert_close(result, torch.stack(expected), rtol=1e-6, atol=0)
     assert f.inspect(x).source.count("def ") > 1
+
+
+@pytest.mark.parametrize("index", [(..., ..., 0), (0, ..., ..., None), (..., None, ..., 1)])
+def test_several_ellipses_that_torch_refuses(index):
+    """Each skips as many axes as are not named, so nothing can follow the second."""
+    with pytest.raises(IndexError):
+        torch.ones(2, 2, 2)[index]
+    message = r"several `\.\.\.` in the index of a value of shape \(2, 2, 2\): the first stands"
+    with pytest.raises(ShapeError, match=message) as caught:
+        htile.rowwise(lambda x: x.view(2, 2, 2)[index])(torch.ones(3, N))
+    assert caught.value.loc.file == __file__
 
 
 @htile.rowwise
