@@ -290,6 +290,59 @@ def test_none_in_the_place_of_a_tensor():
     assert "torch.full_like(x, value)" in refused(TraceError, lambda x: torch.exp(2) * x, x)
 
 
+WRONG = {  # torch's reason, which is told with the arguments that HTile takes
+    "torch.softmax(x)": "torch.softmax is called without 'dim'",
+    "torch.softmax(x, -1, foo=1)": "torch.softmax got an unexpected keyword argument 'foo': it",
+    "F.gelu()": "F.gelu is called without 'input': it is (input, *, approximate='none')",
+    "F.gelu(x, 'tanh')": "F.gelu takes 1 positional argument but 2 were given: it is (input, *, ",
+    "F.cross_entropy(x)": "F.cross_entropy is called without 'target': it is (input, target, ",
+    "named(x)": "torch.gather is called without 'dim', 'index': it is (input, dim, index, ",
+    "torch.special.ndtr()": "torch.special.ndtr is called without 'input': it is (input)",
+    "torch.lerp(x, x)": "torch.lerp is called without 'weight': it is (input, end, weight)",
+    "torch.add(x)": "torch.add is called without 'other': it is (input, other, *, alpha=1)",
+    "torch.clamp()": "torch.clamp is called without 'input': it is (input, min=None, max=None)",
+    "torch.special.xlogy(x)": "torch.special.xlogy is called without 'other': it is (input, other)",
+    "torch.where(x > 0, x, 'a')":
+        "torch.where does not take (Tensor, Tensor, str): it is (condition, input, other)",
+    "torch.where(x > 0, None, x)":
+        "torch.where does not take (Tensor, None, Tensor): it is (condition, input, other)",
+    "torch.sum(x, foo=[1, 2])": "torch.sum does not take (Tensor, foo=list): it is (input, dim=",
+    "torch.add(x, 'a')": "torch.add takes a Tensor as 'other', not a str: it is (input, other, *, ",
+    "torch.cat([x, 'a'])": "torch joins tensors, and element 1 of the list is a str",
+    "torch.max(x, 2.0)": "torch.max does not take (Tensor, float): write torch.maximum(x, torch.",
+    "torch.round(x, 2)": "torch.round does not take (Tensor, int): write torch.round(x, ",
+    "torch.cat([x, 1.0])":
+        "torch joins tensors, and element 1 of the list is a float: write torch.full_like(x, ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_arguments_of_torchs_functions(call):
+    """Of a function whose text is nowhere the same is said."""
+    names = {"torch": torch, "F": F, "named": torch.gather}
+    exec(f"def softmax(x):\n    return {call}", names)  # its own name does not matter
+    message = refused(TraceError, names["softmax"], torch.randn(4, 8))
+    assert message.startswith(WRONG[call])
+    assert ("full_like" in message) == ("full_like" in WRONG[call] or "torch.max(" in call)
+
+
+def test_wrong_arguments_where_torch_is_imported_inside():
+    def f(x):
+        import torch.nn.functional as functional
+
+        return functional.gelu()
+
+    assert "F.gelu is called without 'input'" in refused(TraceError, f, torch.randn(4, 8))
+
+
+def test_wrong_arguments_of_the_users_own_function_stay_the_users_error():
+    names = {"torch": torch}
+    exec("def softmax(x, dim):\n    return torch.softmax(x, dim)", names)
+    softmax = names["softmax"]
+    with pytest.raises(TypeError, match=r"^softmax\(\) missing 1 required positional argument"):
+        htile.rowwise(lambda x: softmax(torch.softmax(x, -1)))(torch.randn(4, 8))
+
+
 @pytest.mark.parametrize("number", [0xFFFFFFFFFFFFFFFF, 0x8000000000000000])
 def test_an_integer_of_64_bits_without_a_sign(number):
     i = torch.randint(-5, 5, (4, 8))
