@@ -28,12 +28,15 @@ from . import cache
 from .arch import arch_named
 from .artifact import ENTRY, LEVEL, Artifact, as_compiled
 from .cubin import Resources, read_resources
+from .forks import hold_at_forks
 from .recent import Recent
 
 logger = logging.getLogger("htile.compile")
 
-# `cute.compile` keeps its state in one object of the process and is not thread-safe.
+# `cute.compile` keeps its state in one object of the process and is not thread-safe. Forks wait for
+# it: a child that begins while CuTe-DSL imports or compiles would wait for its locks for ever.
 _LOCK = threading.RLock()
+hold_at_forks(_LOCK)
 # By (text, architecture). A kernel that was loaded stays: a CUDA graph that has captured it may
 # launch it again, and nobody would know.
 _ARTIFACTS: Recent[Artifact] = Recent(256)

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from .forks import renew_in_children
+
 T = TypeVar("T")
 
 
@@ -16,6 +18,7 @@ class Recent(Generic[T]):
     def __init__(self, limit: int):
         self._limit, self._lock = limit, threading.Lock()
         self._entries: OrderedDict[Hashable, T] = OrderedDict()
+        renew_in_children(self, "_lock", threading.Lock)
 
     def find(self, key: Hashable) -> T | None:
         """The entry of this key, which counts as used now; None where there is none."""

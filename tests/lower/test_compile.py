@@ -731,6 +731,62 @@ def test_build_all_keeps_what_its_workers_built(tmp_path):
     assert run_python(BUILD_ALL, tmp_path) == "[]\n", "and leaves no file behind"
 
 
+# A child that waits for ever is ended by its alarm.
+FORKED = """
+import os, signal, sys, threading, time
+from htile.build import compile
+from htile.build.recent import Recent
+from htile.run.shortcuts import shortcut
+from tests.lower.test_compile import request
+
+def forked(action):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        action()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def is_held():
+    if compile._LOCK.acquire(blocking=False):
+        compile._LOCK.release()
+        return False
+    return True
+
+def held(lock, action):
+    release = threading.Event()
+    def hold():
+        with lock:
+            entered.set()
+            release.wait()
+    entered, holder = threading.Event(), threading.Thread(target=hold)
+    holder.start()
+    entered.wait()
+    code = forked(action)
+    release.set()
+    holder.join()
+    return code
+
+table = Recent(4)
+print(held(table._lock, lambda: table.keep(1, 2)))
+print(held(shortcut._LOCK, lambda: shortcut.clear(table, "more")))
+here, there = request(n=96), request(n=160)
+for was_imported in (False, True):
+    compile._ARTIFACTS = Recent(256)
+    assert ("cutlass" in sys.modules) == was_imported
+    builder = threading.Thread(target=compile.build, args=here)
+    builder.start()
+    while not is_held():
+        time.sleep(0.001)
+    print(forked(lambda: compile.build(*there)))
+    builder.join()
+"""
+
+
+def test_a_process_forked_while_another_thread_holds_a_lock_goes_on(tmp_path):
+    assert run_python(FORKED, tmp_path, HTILE_CACHE_DIR="").split() == ["0"] * 4
+
+
 WITHOUT_CUTE = """
 import sys
 class Blocked:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils import _pytree as pytree
 
+from ...build.forks import renew_in_children
 from ...frontend.annotations import Static
 from ...frontend.captures import Captures, freeze
 from ..launch import Launch, Request
@@ -31,6 +33,7 @@ MAX_SHORTCUTS = 5  # of one kind that are added to a tuple; then none is
 MAX_TRIES = 16  # to add some to the tuple of one graph
 MAX_MISSES = 3  # calls of other sizes, after which a shortcut for one size is removed
 _LOCK = threading.Lock()  # held while a tuple of shortcuts is replaced
+renew_in_children(sys.modules[__name__], "_LOCK", threading.Lock)
 
 Missed = Callable[[], None]
 
