@@ -24,6 +24,7 @@ from .dtypes import HALVES
 from .graph import Role
 from .hints import nearest
 from .leading import not_broadcast
+from .libraries import library_of
 from .ops import broadcast_shapes, compute_dtype
 
 
@@ -86,6 +87,14 @@ class Signature:
             instead = next(text for kind, text in _INSTEAD if isinstance(fn, kind))
             raise ArgumentError(
                 f"expected a plain Python function, got {type(fn).__name__} {fn!r}; write {instead}"
+            )
+        users = written(fn)
+        if library_of(fn) == "torch" and library_of(users) != "torch":
+            raise ArgumentError(
+                f"{users.__name__} is wrapped by torch, as by @torch.no_grad() or @torch.compile: "
+                "decorate the plain function; write `with torch.no_grad():` inside it, and "
+                "torch.compile or torch.vmap around what calls it",
+                line_of(users),
             )
         self.fn = fn
         self.name = fn.__name__

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from htile import rowwise
 from htile.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from htile.frontend.annotations import Inner, PerRow, Scalar, Static
 from htile.frontend.graph import Role
@@ -142,6 +143,32 @@ def test_values_per_row_make_rows_of_a_vector(lead):
     assert got.specs[0] == Spec("x", Role.COLUMN, torch.float32, (4,))
     with pytest.raises(ShapeError, match=r"no elements \(N = 0\), got x \(0,\)"):
         call(labelled, t(0), t(*lead, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [torch.no_grad(), torch.no_grad, torch.enable_grad(), torch.inference_mode(), torch.compile,
+     torch.autocast("cpu", torch.bfloat16), torch.compiler.disable, torch.vmap],
+)  # fmt: skip
+def test_a_function_that_torch_wraps_is_refused_at_its_own_line(decorate):
+    def mine(x):
+        return x.exp()
+
+    for wrapped in (decorate(mine), decorate(decorate(mine))):
+        with pytest.raises(ArgumentError, match=r"mine is wrapped by torch.*no_grad\(\):") as error:
+            rowwise(wrapped)
+        assert error.value.loc.file == __file__ and "def mine(x):" in error.value.loc.text
+
+
+def test_a_function_inside_no_grad_as_the_message_says():
+    def mine(x):
+        with torch.no_grad():
+            return x.exp()
+
+    x = torch.randn(3, 8, requires_grad=True)
+    y = rowwise(mine)(x)
+    assert torch.equal(y, x.exp()) and not y.requires_grad
+    assert rowwise(torch.nn.functional.silu)(x).requires_grad  # a function of torch itself
 
 
 @pytest.mark.parametrize("wrapped", [math.sqrt, torch.exp, functools.partial(two, y=2.0)])
