@@ -1016,6 +1016,23 @@ def test_compile_where_nothing_can_be_kept_fails(capsys, tmp_path, monkeypatch):
     assert err.count("\n") == 1 and "HTILE_CACHE_DIR (empty: none)" in err, "it is said once"
 
 
+def test_compile_where_kernels_do_not_fit_names_the_variable(capsys, folder, monkeypatch):
+    """It fails too where its own later kernels drive out the earlier ones."""
+    first = ["compile", "examples.softmax:softmax", "--args", "x=bf16[64,344]"]
+    assert main(capsys, *first)[0] == 0
+    size = sum(file.stat().st_size for file in kernels(folder))
+    monkeypatch.setenv("HTILE_CACHE_SIZE", str(size * 3 // 2))
+    several = *first, "--args", "x=bf16[64,376]", "--args", "x=bf16[64,408]"
+    code, out, err = main(capsys, *several)
+    assert code == 1 and out.count("sm_90a: ") == 3 and len(kernels(folder)) == 1
+    assert err.count("\n") == 1 and "2 of 3 kernels had to leave" in err
+    assert f"HTILE_CACHE_SIZE allows {size * 3 // 2}: set it to more" in err
+    monkeypatch.setenv("HTILE_CACHE_SIZE", "1K")
+    code, _, err = main(capsys, *first[:-1], "x=bf16[64,440]")
+    assert code == 1 and "can not be kept in the disk cache: it does not fit" in err
+    assert "HTILE_CACHE_SIZE allows 1024: set it to more, such as 512M" in err
+
+
 def test_what_is_compiled_ahead_and_can_not_be_kept_warns_once(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HTILE_CACHE_DIR", str(tmp_path / "file" / "below"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CompileError
@@ -54,25 +55,40 @@ def run(options: Namespace) -> int:
     if folder is None:
         raise UsageError("the disk cache is turned off: set HTILE_CACHE_DIR to a folder")
     cache_limit()  # raises where it is no size, which a kernel that is there would not tell
-    function = find(options.function)
+    function, files = find(options.function), {}
     for text in options.args or [""]:
         for arch in options.arch or [None]:
-            _compile(function, text, arch, options.backward)
+            _compile(function, text, arch, options.backward, files)
+    if gone := sum(not path.exists() for path in files):
+        raise CompileError(
+            f"{gone} of {len(files)} kernels had to leave the disk cache for the others: they take "
+            f"{sum(files.values())} bytes together, {_limit()}"
+        )
     print(f"in {folder}")
     return 0
 
 
-def _compile(function: Rowwise, text: str, arch: str | None, backward: bool) -> None:
+def _limit() -> str:
+    """What to say where kernels do not fit in the disk cache."""
+    from ..build.cache import cache_limit
+
+    return f"and HTILE_CACHE_SIZE allows {cache_limit()}: set it to more, such as 512M"
+
+
+def _compile(
+    function: Rowwise, text: str, arch: str | None, backward: bool, files: dict[Path, int]
+) -> None:
+    """Compile the kernels of a call. files: gets the file of each, and how large it is."""
     shown = inspected(function, text, arch)
     training = shown.training if backward else None
     for kernel in getattr(shown, "kernels", (shown,)):  # of a function with products, several
-        _compile_kernel(kernel)
+        _compile_kernel(kernel, files)
     if training is not None:
-        _compile_kernel(training.forward, " with a gradient")
-        _compile_kernel(training.backward)
+        _compile_kernel(training.forward, files, " with a gradient")
+        _compile_kernel(training.backward, files)
 
 
-def _compile_kernel(kernel: Kernel, what: str = "") -> None:
+def _compile_kernel(kernel: Kernel, files: dict[Path, int], what: str = "") -> None:
     from ..build.cache import path_of
 
     path = path_of(kernel.source, kernel.lowered.function, kernel.arch)
@@ -87,6 +103,8 @@ def _compile_kernel(kernel: Kernel, what: str = "") -> None:
             raise CompileError(message) from None
     took = time.perf_counter() - start
     if path is None or not path.exists():
-        raise CompileError(f"{kernel.name} is compiled, but can not be kept in the disk cache")
+        message = f"{kernel.name} is compiled, but can not be kept in the disk cache"
+        raise CompileError(message if path is None else f"{message}: it does not fit, {_limit()}")
+    files[path] = path.stat().st_size
     how = "was there" if there else f"compiled in {took:.1f} s"
     print(f"{kernel.name}{what}, N {kernel.graph.length_text}, {kernel.arch}: {how}", flush=True)
