@@ -402,6 +402,9 @@ def refuse_subclass(name: str, parameter: str, kind: type) -> None:
     """Raise UnsupportedError for tensors of other types than torch's own."""
     if kind not in PLAIN:
         plain = "to_local()" if hasattr(kind, "to_local") else "as_subclass(torch.Tensor)"
+        nested = sys.modules.get("torch.nested._internal.nested_tensor")
+        if nested is not None and issubclass(kind, nested.NestedTensor):
+            plain = "to_padded_tensor(0.0)"
         raise UnsupportedError(
             f"{name}: {parameter} is a {kind.__name__}; HTile takes torch.Tensor and "
             "torch.nn.Parameter only, no other tensor subclass yet; pass a plain tensor, for "

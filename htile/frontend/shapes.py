@@ -38,7 +38,10 @@ def to(input, *args, dtype=None, device=None, copy=False, non_blocking=False, me
     given = [each for each in (*args, dtype, device) if not isinstance(each, (bool, type(None)))]
     given_dtypes = [each for each in given if not isinstance(each, Device)]
     is_dtype = all(isinstance(each, (Tensor, torch.dtype)) for each in given_dtypes)
-    if not given or len(given_dtypes) > 1 or not is_dtype:
+    if not given:
+        fail(TraceError, "x.to() and x.type() take a dtype inside a row, as x.to(torch.float16) "
+             "does; the dtype that it has is x.dtype")  # fmt: skip
+    if len(given_dtypes) > 1 or not is_dtype:
         shown = ", ".join(map(repr, given_dtypes))
         fail(TraceError, f"x.to({shown}): only x.to(dtype) inside a row; devices do not change")
     if not given_dtypes:

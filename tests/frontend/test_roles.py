@@ -160,6 +160,17 @@ def test_a_function_that_torch_wraps_is_refused_at_its_own_line(decorate):
         assert error.value.loc.file == __file__ and "def mine(x):" in error.value.loc.text
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_as_the_message_says(layout):
+    rows = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=layout)
+    f = rowwise(lambda x: x.exp())
+    with pytest.raises(UnsupportedError, match=r"for instance x\.to_padded_tensor\(0\.0\)"):
+        f(rows)
+    padded = rows.to_padded_tensor(0.0)
+    torch.testing.assert_close(f(padded), padded.exp())
+
+
 def test_a_function_inside_no_grad_as_the_message_says():
     def mine(x):
         with torch.no_grad():
