@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from math import prod
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -270,12 +271,15 @@ def _mean(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 def _largest(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     """Of MAX and MIN: equal elements share, as in torch.amax; it is NaN for a row with NaN.
 
-    Of x.max(dim) the element has it whose index torch gives, which is the first of equal ones.
+    Of x.max(dim) the element has it whose index torch gives, which is the first of equal ones. The
+    only element is the result, whatever it is: `v[0]` of a row of one is such a maximum.
     """
     (x,), axis = step.operands, step.node.arg
     g = a.unsqueezed(g, axis)
     if (mask := _chosen(a, x)) is not None:
         return (Masked(g, mask),)
+    if _is_only_one(a, x, axis):
+        return (g,)
     is_it = a.node(Op.EQ, x, a.unsqueezed(step.result, axis))
     if not step.node.value.dtype.is_floating_point:
         return (Masked(g, is_it),)
@@ -284,6 +288,12 @@ def _largest(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     ones = a.node(Op.CONVERT, is_it, arg=FLOAT)
     count = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)
     return (a.mul(a.div(g, count), ones),)
+
+
+def _is_only_one(a: Algebra, x: int, axis: int | None) -> bool:
+    """Whether there is one element along the axis that a reduction takes, or of the row."""
+    inner = a.inner(x)
+    return prod(inner) == 1 if axis is None else inner[int(axis)] == 1
 
 
 def _first(a: Algebra, op: Op, x: int, axis: int) -> int:
@@ -314,7 +324,7 @@ def _chosen(a: Algebra, x: int) -> int | None:
         return None
     mask = a[node.inputs[0]]
     is_one = mask.op is Op.EQ and a[mask.inputs[0]].op is Op.INDEX
-    is_one = is_one and math.prod(a.inner(mask.inputs[1])) == 1
+    is_one = is_one and prod(a.inner(mask.inputs[1])) == 1
     return mask.id if is_one else None
 
 
@@ -327,6 +337,8 @@ def _of_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     """
     (x,), axis = step.operands, step.node.arg
     g, one, zero = a.unsqueezed(g, axis), a.number(1), a.number(0)
+    if _is_only_one(a, x, axis):
+        return (g,)
     is_zero = a.node(Op.EQ, x, zero)
     ones = a.node(Op.CONVERT, is_zero, arg=FLOAT)
     zeros = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import htile
+from htile.frontend.derive import derive
 from htile.frontend.ops import Op
 from tests.gradients import autograd, called, check_second, cotangents, gradients
 
@@ -262,6 +263,29 @@ def test_reductions(name):
     assert [k for k, x in enumerate(values) if compared(f, x)] == []
 
 
+ONLY = {  # ways to take the only element
+    "v[0]": lambda v: v[0], "squeeze": lambda v: v.squeeze(0), "unbind": lambda v: v.unbind()[0],
+    "amax": lambda v: v.amax(), "max(dim)": lambda v: v.max(-1).values, "prod": lambda v: v.prod(),
+    "amin of groups": lambda v: v.view(1, 1).amin(-1)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONLY)
+@pytest.mark.parametrize("x", (NAN, INF, -0.0))
+def test_the_only_element_has_all_of_the_gradient(name, x):
+    """Of one element no comparison finds out which it is: that of a NaN fails."""
+    take = ONLY[name]
+
+    def f(x, s: htile.PerRow):
+        return take(x[:1].exp() + s)
+
+    call = called(htile.rowwise(f), torch.tensor([[x, 1.0]]), torch.tensor([0.7]))
+    joint = derive(call.graph, ("s",), call.outputs)
+    assert joint.outputs[0].id == len(call.graph)  # the gradient that is given, and nothing else
+    given = {"out": torch.tensor([3.0], dtype=torch.float64)}
+    assert gradients(call, given)["s"].item() == 3.0
+
+
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
 def test_ignored_classes(reduction):
     """No gradient comes from a row that is ignored."""
@@ -293,8 +317,6 @@ def test_masks_are_applied_last():
 
 def test_opposite_masks_are_one_selection():
     call = called(htile.rowwise(lambda x: F.leaky_relu(x)), EDGES)
-    from htile.frontend.derive import derive
-
     joint = derive(call.graph, ("x",), ("out",))
     behind = [node.op for node in joint.nodes[len(call.graph) :]]
     assert behind.count(Op.WHERE) == 1
