@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError
-from .composites import INF, NAN, lerp, where
+from .composites import INF, NAN, chosen, lerp, where
 from .factories import index
 from .functions import formulas, implements
 from .joins import stack
@@ -24,6 +24,7 @@ from .promotion import FLOAT, INT64, cast, convert, scalar
 from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
 from .reductions import reduced
 from .shapes import axis_of, has_any_length, reshaped, unsqueeze
+from .slopes import Slope
 from .tensor import Deferred, Length, Tensor, copy, fail, node
 
 # The first elements of an axis take less time together, if they are no more than so many, than one
@@ -333,8 +334,9 @@ def _of_share(
     x: Tensor, axis: int, share: float | Tensor, way: str, skips_nan: bool, what: str
 ) -> Tensor:
     """The quantile of one share of the elements; the position is the share of the last index."""
+    is_linear = way in ("linear", "midpoint")
     if not x.ndim:
-        return copy(x)
+        return _interpolated(x) if is_linear else copy(x)
     last = _present(x, axis) - 1 if skips_nan else x.shape[axis] - 1
     place = share * (convert(last, FLOAT) if isinstance(last, Tensor) else last)
     rounded = _below(place)
@@ -344,13 +346,19 @@ def _of_share(
         rounded = torch.round(place) if isinstance(place, Tensor) else round(place)
     found = at_rank(x, axis, rounded, what)
     weight = 0.5 if way == "midpoint" else place - rounded
-    is_between = isinstance(place, Tensor) or place != rounded
-    if way in ("linear", "midpoint") and is_between:
-        above = _next(x, axis, found, rounded)
-        between = lerp(found, above, weight)
-        is_one = place == rounded
-        found = where(is_one, found, between) if isinstance(is_one, Tensor) else between
+    is_one = place == rounded
+    if is_linear and is_one is not True:
+        between = lerp(found, _next(x, axis, found, rounded), weight)
+        is_known = is_one is False
+        found = between if is_known else where(is_one, _interpolated(found), between)
+    elif is_linear:
+        found = _interpolated(found)
     return found if skips_nan else _nan_of_nan(x, axis, found)
+
+
+def _interpolated(x: Tensor) -> Tensor:
+    """What lies between a number and itself, as torch has it: nothing of an infinite one."""
+    return chosen(abs(x) == INF, NAN, x, Slope.LAST)
 
 
 def _below(place: float | Tensor) -> Rank:

@@ -128,12 +128,34 @@ def test_quantiles_of_what_is_not_nan(n):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-def test_infinite_elements_have_quantiles():
-    """torch interpolates between equal infinities, which gives NaN."""
-    x = torch.full((2, 101), INF)
-    x[0, :60] = -INF
-    found = htile.rowwise(lambda x: (x.quantile(0.5), x.quantile(0.25), x.quantile(0.9)))(x)
-    assert [each.tolist() for each in found] == [[-INF, INF], [-INF, INF], [INF, INF]]
+@pytest.mark.parametrize("way", ("linear", "lower", "higher", "midpoint", "nearest"))
+@pytest.mark.parametrize("n", (1, 5, 33, 100, 101))
+def test_quantiles_of_infinities_are_those_of_torch(n, way):
+    """Torch interpolates between an element and itself, too, which of infinities gives NaN."""
+    x = torch.full((4, n), INF)
+    x[0, : 3 * n // 5] = x[1] = -INF
+    x[2, : n // 2] = 1.0
+    x[3, n // 3 :] = NAN
+    for q in (0.0, 0.25, 0.5, 0.9, 1.0):
+        f = htile.rowwise(lambda x, q=q: (x.quantile(q, interpolation=way),
+                                          x.nanquantile(q, interpolation=way)))  # fmt: skip
+        whole, nans = f(x)
+        same(whole, x.quantile(q, -1, interpolation=way).numpy())
+        same(nans, x.nanquantile(q, -1, interpolation=way).numpy())
+
+
+def test_quantiles_of_a_share_of_each_row_and_of_one_value_are_those_of_torch():
+    x, q = torch.full((3, 101), -INF), torch.tensor([0.5, 0.125, 1.0])
+    x[:, 50:] = 2.0
+
+    @htile.rowwise
+    def f(x, q: htile.PerRow):
+        return x.quantile(q), x.amin().quantile(0.5), x.amin().quantile(0.5, interpolation="lower")
+
+    shares, linear, lower = f(x, q)
+    same(shares, [2.0, NAN, 2.0])
+    same(linear, [NAN] * 3)
+    same(lower, [-INF] * 3)
 
 
 def test_several_quantiles_at_once():
