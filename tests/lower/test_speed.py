@@ -101,6 +101,33 @@ def test_a_row_that_is_cut_for_many_reductions_is_placed_in_one_pass(fn, monkeyp
         assert nodes > n and lowerings <= 3 * nodes
 
 
+def halved(strike: htile.PerRow, noise):
+    v = torch.relu(torch.arange(noise.shape[-1]) - strike) + noise
+    while v.shape[-1] > 1:
+        v = 0.5 * v[1:] + 0.5 * v[:-1]
+    return v[0]
+
+
+def halved_above_a_bound(strike: htile.PerRow, noise):
+    bound = torch.relu(torch.arange(noise.shape[-1]) - strike)
+    v = bound + noise
+    while v.shape[-1] > 1:
+        v = torch.maximum(0.5 * v[1:] + 0.5 * v[:-1], bound[: v.shape[-1] - 1])
+    return v[0]
+
+
+# 1.5 times what was counted when this was written. Kernels of twice the length are 4 times as long,
+# and take 4 to 6 times as many calls.
+@pytest.mark.parametrize(
+    ("fn", "n", "bound"), [(halved, 32, 6_300_000), (halved_above_a_bound, 11, 4_400_000)]
+)
+def test_the_gradient_of_a_row_that_is_joined_again_and_again(fn, n, bound):
+    """Joins of parts of joins are made choices once, and not at all if these are too many."""
+    args = (torch.empty(*shape, device="meta", requires_grad=True) for shape in ((4,), (4, n)))
+    kernel = htile.rowwise(fn).inspect(*args)
+    assert calls(lambda: kernel.backward) <= bound
+
+
 def test_names_to_import_are_looked_for_together(monkeypatch):
     """A text of 12000 lines took a tenth of a second for each name."""
     kernel = htile.rowwise(softmax).inspect(*arguments())

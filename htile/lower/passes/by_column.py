@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from math import gcd
+from math import gcd, inf
 
 import torch
 
@@ -29,22 +29,25 @@ from ...frontend.graph import Builder, Graph, Node
 from ...frontend.ops import SCANS, Op, Value, Varies
 from ..patterns import NOT_ELEMENTWISE
 from .lifted_scans import NEUTRAL, LiftedScans, Span, depending_on_scans, neutral
-from .rewrite import rewrite
+from .rewrite import TooLong, rewrite
 
 MOST_CHOSEN = 256  # parts of a row; each takes a comparison and a selection of each element
 FEW_PIECES = 8  # Rows that are cut into so many are as fast as whole ones (docs/traps.md).
 
 
-def choose_by_column(graph: Graph, scans: bool = False) -> Graph:
+def choose_by_column(graph: Graph, scans: bool = False, nodes: float = inf) -> Graph:
     """The graph without joins that cut rows into too many pieces, where parts can be lifted.
 
     scans: whether scans are lifted, too, and parts of what is computed of them; without any it is
         the graph itself.
+    nodes: how many may be added for what is lifted. Raises TooLong where there are more: parts that
+        are joined of parts, again and again, are lifted for each of the columns that are read.
     """
     of_scans = depending_on_scans(graph) if scans else frozenset()
     if not of_scans and (scans or not any([_is_cut(graph, node) for node in graph])):
         return graph
     rule = _Rule(graph, of_scans)
+    rule.read = rule.read_by_others(nodes)
     found = rewrite(graph, rule)
     return rewrite(found) if rule.has_found else graph  # without the parts that nobody reads now
 
@@ -101,26 +104,62 @@ class _Rule:
     """The rule of the rewriting.
 
     ids: those of the new graph, of the nodes that have been read.
+    read: the nodes that may be lifted, as others read them then.
     of_scans: the rows that are computed of scans, if these are lifted.
     """
 
     def __init__(self, graph: Graph, of_scans: frozenset[int] = frozenset()):
         self.graph, self.of_scans, self.has_found = graph, of_scans, False
         self.ids: dict[int, int] = {}
+        self.read: frozenset[int] = frozenset()
 
     def __call__(self, new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         self.ids.update(zip(node.inputs, inputs, strict=True))
-        is_part = node.op is Op.SLICE and node.id in self.of_scans
-        is_joined = _is_cut(self.graph, node) and _is_read_across(self.graph, node)
-        if not is_part and not is_joined:
+        if node.id not in self.read or not self._may_be_lifted(node):
             return None
-        (n,) = node.value.inner
-        lifting = _Lifting(self.graph, new, self.ids, n, scans=bool(self.of_scans))
-        found = lifting.part(node) if is_part else lifting.chosen(node, 0, (0, n))
-        if found is None or not _is_like(new[found].value, node.value):
-            return None
-        self.has_found = True
+        found = self._lifted(node, new, self.ids)
+        self.has_found |= found is not None
         return found
+
+    def _may_be_lifted(self, node: Node) -> bool:
+        """Whether it is a part of a row, or a joined row, that is to be lifted if it can be."""
+        if node.op is Op.SLICE:
+            return node.id in self.of_scans
+        return _is_cut(self.graph, node) and _is_read_across(self.graph, node)
+
+    def _lifted(
+        self, node: Node, new: Builder, ids: dict[int, int], most: float = inf
+    ) -> int | None:
+        (n,) = node.value.inner
+        lifting = _Lifting(self.graph, new, ids, n, scans=bool(self.of_scans), most=most)
+        found = lifting.part(node) if node.op is Op.SLICE else lifting.chosen(node, 0, (0, n))
+        return found if found is not None and _is_like(new[found].value, node.value) else None
+
+    def read_by_others(self, nodes: float) -> frozenset[int]:
+        """The nodes that are read when all that can be lifted is, found from the results back.
+
+        What is lifted reaches through what it is computed of. So where rows are joined of parts of
+        joined rows, again and again, only the last ones are to be lifted, and not all of them.
+
+        nodes: how many may be added for that; TooLong is raised where there are more.
+        """
+        new, found = Builder.after(self.graph, self.graph.name), {o.id for o in self.graph.outputs}
+        for node in reversed(self.graph.nodes):
+            if node.id not in found:
+                continue
+            ids, most = _Noted(), len(self.graph) + nodes
+            is_lifted = self._may_be_lifted(node)
+            is_lifted = is_lifted and self._lifted(node, new, ids, most) is not None
+            found.update(ids if is_lifted else node.inputs)
+        return frozenset(found)
+
+
+class _Noted(dict[int, int]):
+    """The ids of a graph as they are; it has those that were read."""
+
+    def __missing__(self, id: int) -> int:
+        self[id] = id
+        return id
 
 
 class _Reducing(_Rule):
@@ -191,12 +230,16 @@ class _Lifting(LiftedScans):
     A node is lifted to a column if its first element is in that column of the result, the second
     one in the next, and so on. The span has the columns of it that are read. A result is None where
     a node cannot be lifted there; one element for all columns will do as well as a row.
+
+    most: how many nodes `new` may have; TooLong is raised where there are more.
     """
 
     def __init__(
-        self, graph: Graph, new: Builder, ids: dict[int, int], n: int, scans: bool = False
-    ):
+        self, graph: Graph, new: Builder, ids: dict[int, int], n: int, scans: bool = False,
+        most: float = inf,
+    ):  # fmt: skip
         self.graph, self.new, self.ids, self.n, self.scans = graph, new, ids, n, scans
+        self.most = most
         self.known: dict[tuple[int, int, Span], int | None] = {}
         self.loc: Location | None = None  # of what is made of the parts
 
@@ -279,6 +322,8 @@ class _Lifting(LiftedScans):
     def _lifted(self, id: int, column: int, span: Span) -> int | None:
         key = id, column, span
         if key not in self.known:
+            if len(self.new) > self.most:
+                raise TooLong
             node = self.graph[id]
             found = self._lifted_node(node, column, span)
             # One element, whatever it is computed of, is repeated in all columns.

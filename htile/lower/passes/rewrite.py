@@ -13,6 +13,10 @@ Rule = Callable[[Builder, Node, tuple[int, ...]], "int | None"]
 Outputs = Callable[[Builder, list[Output]], list[Output]]
 
 
+class TooLong(Exception):
+    """A new graph would have more nodes than are asked for."""
+
+
 def rewrite(graph: Graph, rule: Rule | None = None, outputs: Outputs | None = None) -> Graph:
     """Rebuild the graph from the nodes that reach an output, renumbered in order.
 

@@ -49,6 +49,7 @@ from .axes import (
 from .choosing import BEYOND, Choosing, Widened
 from .collectives import MOST_PIECES, Collectives
 from .placed import Placed, built
+from .rewrite import TooLong
 
 LEAST_COLUMNS = 8  # A piece of fewer elements takes more than one access for 16 bytes.
 APART = (  # what helps where an axis would be cut into too many pieces
@@ -61,10 +62,6 @@ PADDED = (  # what helps where these would be all pairs of elements
     "pass rows that are padded to a power of two of elements, at most 128, or 64 where a gradient "
     "is asked for, and mask the pairs that are none"
 )
-
-
-class TooLong(Exception):
-    """A placed graph would have more nodes than are asked for."""
 
 
 def has_pairs(graph: Graph, elements: int) -> bool:

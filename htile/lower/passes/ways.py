@@ -28,6 +28,7 @@ MOST_TENSORS = 400
 MOST_NODES = 1500  # nodes, where parts are chosen by the column: 1300 compile for a minute
 FEW_NODES = 4  # nodes for each traced one, with which a kernel is not cut into many pieces
 MOST_TRIED = 2 * MOST_NODES  # nodes of a placing, beyond which it is given up: it takes seconds
+MORE_LIFTED = 16  # times the nodes of a placed graph, with which no joins become choices
 LONGER = 2  # A way is given up once it has so many times the nodes of another.
 SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
@@ -105,15 +106,16 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
             found = place(graph, chosen=True, nodes=FEW_PIECES * len(graph))
             if len(found.inputs) <= FEW_PIECES * len(graph.inputs):
                 return found
-    chosen = choose_by_column(graph)
+    whole, is_same = _in_whole_rows(graph, in_groups)
+    chosen = _with_joins_chosen(graph, in_groups, (best, whole))
+    is_left_out = chosen is None
+    chosen = graph if chosen is None else chosen
     ways = [(chosen, False), (graph, False), (reduce_by_column(chosen), False)]
     ways += [(reduce_last(graph), False)]
     ways += [(graph, True)] if _has_reduced_rows(graph) else []
-    whole, is_same = _in_whole_rows(graph, in_groups)
     is_only_cut = all([other is graph for other, _ in ways])
     if whole is not None and is_only_cut and len(whole) <= FEW_NODES * len(graph):
         return whole  # before rows are cut into many pieces, which takes long
-    is_left_out = False
     for other, by_use in dict.fromkeys(ways):
         known = [len(each) for each in (best, whole) if each is not None]
         most = LONGER * min(known) if known else None
@@ -156,6 +158,24 @@ def _placed(graph: Graph, in_groups: bool) -> Graph:
                 count = str(len(found))
             refused = UnsupportedError(_too_many(count), refused.loc)
     raise refused
+
+
+def _with_joins_chosen(
+    graph: Graph, in_groups: bool, known: tuple[Graph | None, ...]
+) -> Graph | None:
+    """The graph without joins that cut rows; None where it is far longer than a placed graph.
+
+    known: the placed graphs that are known.
+    """
+    least = min([len(each) for each in known if each is not None], default=0)
+    with suppress(TooLong):
+        return choose_by_column(graph, nodes=MORE_LIFTED * (least or MOST_TRIED))
+    if not least:
+        try:
+            place(graph, in_groups, nodes=MOST_TRIED)
+        except (UnsupportedError, TooLong):
+            return choose_by_column(graph)
+    return None
 
 
 def _in_whole_rows(graph: Graph, in_groups: bool) -> tuple[Graph | None, bool]:
