@@ -24,7 +24,7 @@ from .libraries import internal
 from .ops import Value, Varies
 from .promotion import BYTES, FLOAT, INT64, as_stored, byte, cast, supported
 from .shapes import as_number, reshaped
-from .tensor import Device, Length, Tensor, copy, fail, location
+from .tensor import MADE_BY, Device, Length, Tensor, copy, fail, location
 
 
 class Factories(TorchFunctionMode):
@@ -47,7 +47,7 @@ class Factories(TorchFunctionMode):
             _check_device(func, kwargs)
             return OF_VALUES.get(func, func)(*args, **kwargs)
         if make is None:
-            return func(*args, **kwargs)
+            return _told(func, func(*args, **kwargs), args)
         try:
             more = {k: kwargs[k] for k in kwargs if k != "device"}
             result = make(self._builder, func, args, more)
@@ -57,6 +57,13 @@ class Factories(TorchFunctionMode):
             return func(*args, **kwargs)
         _check_device(func, kwargs)
         return result
+
+
+def _told(func: Callable, result: object, args: tuple) -> object:
+    """What a function of torch returns; of a tensor that it makes of numbers, errors tell it."""
+    if isinstance(result, torch.Tensor) and not any(isinstance(x, torch.Tensor) for x in args):
+        setattr(result, MADE_BY, f"torch.{func.__name__}")
+    return result
 
 
 def _check_device(func: Callable, kwargs: dict) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import torch
+
+_TORCH = torch, torch.nn.functional, torch.Tensor, torch.special, torch.linalg
 REFERENCE = "docs/reference.md lists what there is"
 
 _RANKS = (
@@ -123,8 +126,9 @@ HINTS = {
         "element_size itemsize nbytes": "write x.dtype.itemsize",
         "scaled_dot_product_attention": "of small matrices write "
         "(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v",
-        "polygamma igamma": _INACCURATE,
-        "nonzero": "write (x != 0).sum() to count",
+        "polygamma igamma igammac gammainc gammaincc multigammaln": _INACCURATE,
+        "nonzero argwhere": "write (x != 0).sum() to count",
+        "embedding_bag": "write F.embedding(ids, table).sum(0), or .mean(0)",
         "short": "int16 is not there; write x.int()",
         "double": "float64 is not supported; write x.float()",
     }.items()
@@ -133,10 +137,13 @@ HINTS = {
 
 
 def advice(name: str, known: Iterable[str]) -> str:
-    """What to write for a name that HTile does not have: a hint, or the nearest of the known."""
+    """What to write for a name that HTile does not have: a hint, or the nearest of the known.
+
+    A name that torch has was meant, so that one like it is another function.
+    """
     if name in HINTS:
         return HINTS[name]
-    near = nearest(name, known)
+    near = [] if any(hasattr(place, name) for place in _TORCH) else nearest(name, known)
     return f"did you mean {' or '.join(near)}? {REFERENCE}" if near else REFERENCE
 
 

@@ -68,10 +68,13 @@ def _check_table(table: Tensor) -> None:
     role = next(i.role for i in builder.inputs if i.id == found.id)
     if role is not Role.COLUMN:
         places = f"torch.arange({shape[0]})[:{', None' * (len(shape) - 1)}]"
+        is_square = len(shape) == 2 and shape[0] == shape[1]
+        places_of = f"[torch.arange({shape[0]}), torch.arange({shape[0]})]"
+        diagonal = f" and .diagonal() for {places_of}" if is_square else ""
         fail(UnsupportedError, f"an index of {found.arg}, of which each row has its own, of shape "
              f"{shape}: write torch.where({places} == i, {found.arg}, 0).sum(0) for "
-             f"{found.arg}[i]; only a tensor that all rows share, annotated `{found.arg}: "
-             "htile.Shared`, is indexed")  # fmt: skip
+             f"{found.arg}[i]{diagonal}; only a tensor that all rows share, annotated "
+             f"`{found.arg}: htile.Shared`, is indexed")  # fmt: skip
 
 
 def _looked_up_twice(builder: Builder, found: Node) -> str:

@@ -77,6 +77,7 @@ _INSTEAD = {
          "random", "uniform"), f"a new value; {hints.RANDOM}"),
 }  # fmt: skip
 KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
+MADE_BY = "_htile_made_by"  # the attribute of a real tensor that torch made in a trace: by what
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 
 
@@ -91,7 +92,9 @@ def call(spelling: str, function: Callable | None, args: tuple, kwargs: dict) ->
         if not value.numel():
             what = f"a tensor without elements, of shape {tuple(value.shape)}"
             fail(ShapeError, hints.NOTHING.format(what))
-        what = f"a real tensor ({tuple(value.shape)} {str(value.dtype).removeprefix('torch.')})"
+        of = f" of {getattr(value, MADE_BY)}" if hasattr(value, MADE_BY) else ""
+        dtype = str(value.dtype).removeprefix("torch.")
+        what = f"a real tensor{of} ({tuple(value.shape)} {dtype})"
         fail(TraceError, f"{what} inside a traced function: pass it as an argument, or write a "
              "Python number for a constant")  # fmt: skip
     if function is None:

@@ -311,6 +311,25 @@ MISTAKES = {
     "unpacked shape": (unpack, ShapeError, "n = x.shape[-1]"),
     "second size": (lambda x: x / x.shape[1], ShapeError, "n = x.shape[-1]"),
     "typo": (lambda x: x.sofmax(-1), UnsupportedError, "did you mean softmax"),
+    "a near name, another function": (
+        lambda x: torch.conv2d(x, x), UnsupportedError, "conv2d is not supported; docs/reference.md"
+    ),
+    "argwhere": (lambda x: torch.argwhere(x > 0), UnsupportedError, "write (x != 0).sum()"),
+    "bilinear": (
+        lambda x: F.bilinear(x, x, x), UnsupportedError, "bilinear is not supported; docs/reference"
+    ),
+    "embedding_bag": (lambda x: F.embedding_bag(x, x), UnsupportedError, "write F.embedding(ids"),
+    "gammainc": (lambda x: torch.special.gammainc(x, x), UnsupportedError, "no accurate form"),
+    "multigammaln": (
+        lambda x: torch.special.multigammaln(x, 2), UnsupportedError, "no accurate form"
+    ),
+    "a tensor that torch makes": (
+        lambda x: x * torch.kaiser_window(N), TraceError, "a real tensor of torch.kaiser_window ("
+    ),
+    "the diagonal of a matrix": (
+        lambda x: x.view(2, 4)[:, :2][torch.arange(2), torch.arange(2)], UnsupportedError,
+        ".diagonal() for [torch.arange(2), torch.arange(2)]",
+    ),
     "second size behind a name": (sizes, ShapeError, "n = x.shape[-1]"),
     "a name that torch lacks": (
         lambda x: torch.softmx(x), TraceError, "torch has no softmx; did you mean softmax"

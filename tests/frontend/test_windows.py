@@ -124,6 +124,22 @@ def test_masks_have_diagonals():
 BOUNDARIES = (-1.0, 0.0, 0.0, 0.5)
 
 
+@pytest.mark.parametrize(("n", "count"), [(1000, 100), (333, 65)])
+def test_many_boundaries_say_how_many_there_may_be(n, count):
+    def places(x, edges):
+        return torch.bucketize(x, edges)
+
+    def in_two(x, edges):
+        return torch.bucketize(x, edges[:64]) + torch.bucketize(x, edges[64:])
+
+    x, edges = torch.randn(3, n), torch.linspace(-2, 2, count)
+    told = f"each of {n} is compared with each of {count}; take 64 of these at a time"
+    with pytest.raises(UnsupportedError, match=told):
+        htile.rowwise(places).inspect(x, edges)
+    htile.rowwise(in_two).inspect(x, edges)
+    assert torch.equal(htile.rowwise(in_two)(x, edges), torch.bucketize(x, edges))
+
+
 @pytest.mark.parametrize("right", [False, True])
 def test_places_of_elements(right):
     f = htile.rowwise(lambda x: torch.bucketize(x, torch.tensor(BOUNDARIES), right=right))

@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from ...errors import UnsupportedError
 from ...frontend.graph import Graph, Node, Output, Role
-from ...frontend.ops import COLLECTIVES, MOVEMENTS, REDUCTIONS, SCANS, Op
+from ...frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, REDUCTIONS, SCANS, Op
 from .along import Along
 from .anew import Anew
 from .apart import Apart
@@ -399,6 +399,11 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         if pieces <= self.most:
             return
         ends, remedy = "", PADDED if has_pairs(self.graph, elements) else APART
+        if (compared := self._compared(elements)) is not None:
+            each_of, edges = compared
+            remedy = (f"each of {each_of} is compared with each of {edges}; take {self.most} of "
+                      f"these at a time, as torch.bucketize(x, edges[:{self.most}]) + "
+                      f"torch.bucketize(x, edges[{self.most}:])")  # fmt: skip
         if (rolled := self._rolled(node)) is not None:
             ends = " whose ends change places, as in torch.roll,"
             remedy = f"pass {rolled} as an argument"
@@ -407,6 +412,17 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
             f"element{'s' * (each > 1)}, at most {self.most} are written out: {remedy}",
             node.loc,
         )
+
+    def _compared(self, elements: int) -> tuple[int, int] | None:
+        """The sizes of two axes, of which one has so many elements, that are compared in pairs."""
+        for node in self.graph:
+            shapes = sorted([each.value.inner[-2:] for each in self.graph.operands(node)], key=len)
+            if node.op not in COMPARISONS or list(map(len, shapes)) != [1, 2]:
+                continue
+            (edges,), (each_of, one) = shapes
+            if one == 1 and elements in (each_of, edges) and 1 not in (each_of, edges):
+                return (each_of, edges) if each_of != edges else None
+        return None
 
     def _rolled(self, node: Node) -> str | None:
         """How torch writes the join of the two parts of an axis, the last one first; else None."""
