@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import prod
 
+from ...build.forks import renew_in_children
 from ...errors import UnsupportedError
 from ...frontend.graph import Builder, Graph, Node, Role
 from ...frontend.ops import REDUCTIONS, Op
@@ -34,6 +35,7 @@ SHALLOW = 64  # nodes, of which no chain comes near Python's limit of recursion
 FRAMES_A_NODE = 8  # of Python's stack, that placing takes for each node of a chain
 MORE_READ = 1.25  # Whole rows may take so many times as many elements as their parts.
 _depth = threading.RLock()
+renew_in_children(sys.modules[__name__], "_depth", threading.RLock)
 
 
 def place_well(graph: Graph, in_groups: bool = True) -> Graph:
