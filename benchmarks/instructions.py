@@ -52,6 +52,7 @@ ONE: dict[str, Callable] = {
     "round": torch.round,
     "sign": torch.sign,
     "abs": torch.abs,
+    "signbit": lambda x: torch.signbit(x).float(),
     "x // 3": lambda x: x // 3.0,
     "x % 3": lambda x: x % 3.0,
     "cumsum": lambda x: x.cumsum(-1),
@@ -66,6 +67,8 @@ TWO: dict[str, Callable] = {
     "x % y": lambda x, y: x % y,
     "x ** y": lambda x, y: x**y,
     "maximum": torch.maximum,
+    "copysign": torch.copysign,
+    "atan2": torch.atan2,
     "where": lambda x, y: torch.where(x > y, x, 0.0),
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from threading import RLock
+from threading import RLock, get_ident
 from weakref import WeakKeyDictionary
 
 _LOCKS: WeakKeyDictionary[object, tuple[str, Callable[[], object]]] = WeakKeyDictionary()
@@ -17,8 +17,10 @@ _FORKS = hasattr(os, "register_at_fork")  # not on Windows
 def renew_in_children(owner: object, name: str, make: Callable[[], object]) -> None:
     """In each process that is forked from now on, give an attribute a lock that nobody holds.
 
-    For what is whole at any moment, such as a table. owner: a module or another object, which has
-    one such lock. make: the class of the lock.
+    This is for locks of what is whole at any moment, such as a table.
+
+    owner: a module or another object, which has one such lock.
+    make: the class of the lock.
     """
     _LOCKS[owner] = name, make
 
@@ -26,11 +28,27 @@ def renew_in_children(owner: object, name: str, make: Callable[[], object]) -> N
 def hold_at_forks(lock: RLock) -> None:
     """Let forks wait until no other thread holds a lock.
 
-    For what a child could not go on with, such as an import or a compiler that is halfway.
+    This is for locks of what a child could not go on with, such as an import or a compiler that is
+    halfway. Where a signal ends the wait, the child has a lock that nobody holds.
     """
+    waited = set()  # the threads that fork and have the lock
+
+    def before() -> None:
+        lock.acquire()
+        waited.add(get_ident())
+
+    def after() -> None:
+        if get_ident() in waited:
+            waited.discard(get_ident())
+            lock.release()
+
+    def after_in_child() -> None:
+        if get_ident() not in waited:
+            lock._at_fork_reinit()
+        after()
+
     if _FORKS:
-        released = {"after_in_parent": lock.release, "after_in_child": lock.release}
-        os.register_at_fork(before=lock.acquire, **released)
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
 
 
 def _renew() -> None:

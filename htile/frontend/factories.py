@@ -60,10 +60,18 @@ class Factories(TorchFunctionMode):
 
 
 def _told(func: Callable, result: object, args: tuple) -> object:
-    """What a function of torch returns; of a tensor that it makes of numbers, errors tell it."""
+    """What a function of torch returns. A tensor of numbers alone remembers it, for errors."""
     if isinstance(result, torch.Tensor) and not any(isinstance(x, torch.Tensor) for x in args):
-        setattr(result, MADE_BY, f"torch.{func.__name__}")
+        setattr(result, MADE_BY, _spelled(func))
     return result
+
+
+def _spelled(func: Callable) -> str:
+    """How a function of torch is written: torch.fft.fftfreq calls itself fft_fftfreq."""
+    place, _, last = func.__name__.partition("_")
+    if hasattr(getattr(torch, place, None), last):
+        return f"torch.{place}.{last}"
+    return f"torch.{func.__name__}"
 
 
 def _check_device(func: Callable, kwargs: dict) -> None:

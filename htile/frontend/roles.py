@@ -67,6 +67,9 @@ class Call(NamedTuple):
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that a call takes
 _KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *INNER.values())
 MARKERS = {kind.__name__: kind for kind in _KINDS}
+# Modules of torch whose decorators enter a context, compile, or transform a function. A trace goes
+# through what others wrap.
+_WRAPPERS = "_contextlib.py", "autocast_mode.py", "eval_frame.py", "_functorch"
 _PACKAGE = __package__.split(".")[0]
 _MISSING = inspect.Parameter.empty
 _UNRESOLVED = (NameError, AttributeError, TypeError, ValueError, SyntaxError, LookupError)
@@ -89,7 +92,8 @@ class Signature:
                 f"expected a plain Python function, got {type(fn).__name__} {fn!r}; write {instead}"
             )
         users = written(fn)
-        if library_of(fn) == "torch" and library_of(users) != "torch":
+        by = fn.__code__.co_filename
+        if library_of(fn) == "torch" and any(module in by for module in _WRAPPERS):
             raise ArgumentError(
                 f"{users.__name__} is wrapped by torch, as by @torch.no_grad() or @torch.compile: "
                 "decorate the plain function; write `with torch.no_grad():` inside it, and "

@@ -77,7 +77,7 @@ _INSTEAD = {
          "random", "uniform"), f"a new value; {hints.RANDOM}"),
 }  # fmt: skip
 KEYWORDS = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
-MADE_BY = "_htile_made_by"  # the attribute of a real tensor that torch made in a trace: by what
+MADE_BY = "_htile_made_by"  # of a real tensor that torch made in a trace: the function
 _IGNORED = frozenset({"_stacklevel", "out", "inplace"})
 
 

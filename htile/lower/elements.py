@@ -20,7 +20,8 @@ FUSED = (Function.FMA, Function.FMS, Function.FNMA)  # of the factors of a produ
 def elements(graph: Graph) -> dict[int, Node]:
     """The node of the row, by the id of each value whose elements are some of the row's.
 
-    Elements of rows and columns are found that are read whole.
+    They are found where the kernel reads all of the row, or column, that an argument is. What is
+    computed of several arguments is an element only if it takes the same one of each.
     """
     taken = [i for i in graph.inputs if i.role is Role.TAKEN]
     parts = [i for i in graph.inputs if i.view is not None]
@@ -33,18 +34,27 @@ def elements(graph: Graph) -> dict[int, Node]:
         return {}
     row_of = {i.id: graph[whole[i.name].id] for i in read}
     rows = {_done(graph, node, {}): node for node in reversed(graph.nodes) if node.value.spread}
+    views = {i.id: i.view for i in read}
     found: dict[int, Node] = {}
+    places: dict[int, object] = {}  # which elements of the row each of them has
     for node in graph:
         if node.op in COLLECTIVES or node.op is Op.GROUPED:
             continue
-        if node.op in (Op.INPUT, Op.TAKE):
-            row = row_of.get(node.id if node.op is Op.INPUT else node.inputs[0])
-        elif any(strip(graph, operand).id in found for operand in graph.operands(node)):
-            row = rows.get(_done(graph, node, found))
+        if node.op is Op.INPUT:
+            row, place = row_of.get(node.id), views.get(node.id)
+        elif node.op is Op.TAKE:
+            row, place = row_of.get(node.inputs[0]), (views.get(node.inputs[0]), node.inputs[1])
         else:
-            row = None
+            operands = [strip(graph, operand) for operand in graph.operands(node)]
+            at = {places[operand.id] for operand in operands if operand.id in found}
+            others = [operand for operand in operands if operand.id not in found]
+            is_one = len(at) == 1 and not any(
+                [each.value.spread and each.op is not Op.CONST for each in others]
+            )
+            row = rows.get(_done(graph, node, found)) if is_one else None
+            place = next(iter(at), None)
         if row is not None:
-            found[node.id] = row
+            found[node.id], places[node.id] = row, place
     return found
 
 
@@ -73,8 +83,8 @@ def function_of_element(
         rest = [id for k, id in enumerate(node.inputs) if k != factors]
         product = strip(graph, graph[node.inputs[factors]])
         return function, (*product.inputs, *rest)
-    if function is Function.FACTORS:  # for a sum of the row
-        return Function.EXACT, node.inputs
+    if function in (Function.FACTORS, Function.GELU, Function.INDEXED):
+        return choose_function(graph, node, fastmath, near)  # by who reads this one
     is_divided = node.op is Op.DIV and function is Function.EXACT and not node.value.spread
     if is_divided and not graph[row.inputs[1]].value.spread:  # as elements by what a row has once
         return Function.SHARED, node.inputs

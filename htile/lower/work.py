@@ -82,12 +82,12 @@ class Work:
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
         sizes = [i.dtype.itemsize for i in self.rows if i.dtype is not torch.bool]
         self.narrowest = min(sizes, default=ACCESS_BYTES)
+        self.elements = {} if in_tiles else elements(graph)
         self.ends = self._made({i.end for i in self.rows} - {None})
         self.early = self._early()
         self.early_in_loops = tuple(s for s in self.early if not graph[s.id].value.spread)
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
         self._seen_in_16_bits = seen_in_16_bits(graph)
-        self.elements = {} if in_tiles else elements(graph)
         self._held_words: dict[tuple, float] = {}
         self.chains = chains(graph)
         self._by_stage = by_stage(graph, self.chains)
@@ -109,7 +109,14 @@ class Work:
         graph = self.graph
         made = [graph[id] for id in sorted(ancestors(graph, [graph[id] for id in ids]))]
         steps = [node for node in made if node.op not in LEAVES | {Op.RESHAPE}]
-        return tuple([Compute(n.id, Function.EXACT, n.inputs) for n in steps])
+        return tuple([Compute(n.id, *self._function_of_value(n)) for n in steps])
+
+    def _function_of_value(self, node: Node) -> tuple[Function, tuple[int, ...]]:
+        """The device function for a value of a row, and the nodes that it takes."""
+        row = self.elements.get(node.id)
+        if row is None:
+            return Function.EXACT, node.inputs
+        return function_of_element(self.graph, node, row, self.fastmath, near=False)
 
     @property
     def before(self) -> tuple[Compute, ...]:

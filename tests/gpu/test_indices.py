@@ -291,7 +291,7 @@ def test_each_element_chooses_of_a_short_row(n, size, device):
     )
 
 
-@pytest.mark.parametrize("n", SIZES[1:])
+@pytest.mark.parametrize("n", SIZES[1:])  # a row of one element has no other
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_elements_have_the_bits_of_their_rows(n, dtype):
     x, w, label = arguments(ranks, n, dtype, "cuda")

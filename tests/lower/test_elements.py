@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.frontend.ops import Op
@@ -105,6 +106,73 @@ def test_its_device_functions(row, n):
             assert own is (Function.SHARED if is_division and is_value else of_row)
             compared += 1
     assert compared
+
+
+def values(f, **named):
+    """What a kernel computes; its PTX runs on numpy."""
+    kernel = f.inspect(*named.values(), arch="sm_90a")
+    shapes = [(M, N) if output.is_row else (M,) for output in kernel.graph.outputs]
+    dtypes = [output.dtype for output in kernel.graph.outputs]
+    out = [torch.zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
+    given = [named[name] for name in kernel.graph.arguments]
+    launch(kernel.ptx, (-(-M // kernel.plan.rows_per_block), 1), [*given, *out], is_emitted=True)
+    return out
+
+
+def test_an_element_that_an_index_is_computed_of():
+    """It is computed before the row is."""
+
+    @htile.rowwise
+    def f(x, w, b, y, label: htile.PerRow):
+        t = x * w + b
+        own = t[label]
+        return (t == own).sum(), y[own.abs().long()], t
+
+    torch.manual_seed(0)
+    x, y, w, b = torch.randn(M, N), torch.randn(M, N), torch.randn(N), torch.randn(N)
+    label = torch.randint(N, (M,))
+    equal, _, t = values(f, x=x, w=w, b=b, y=y, label=label)
+    assert torch.equal(equal, (t == t.gather(-1, label[:, None])).sum(-1))
+
+
+OTHERS = {  # what is no element of the row, though it is computed of elements as the row is
+    "two places": (lambda x, y: x + y, lambda x, y: x[0] + y[1]),
+    "all columns": (lambda x, y: x - torch.arange(N) * 1.0,
+                    lambda x, y: x[60] - torch.arange(N) * 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_element_may_lie_above_the_maximum(name):
+    """The short exponential, which is for numbers up to 0, is off by more than 20 ulp there."""
+    row, other = OTHERS[name]
+
+    @htile.rowwise
+    def f(x, y):
+        z = row(x, y)
+        return (z - z.amax()).exp(), (other(x, y) - z.amax()).exp()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(M, N), torch.randn(M, N)
+    x[:, 0], y[:, 1], x[:, 60] = 60.0, 60.3, 80.0
+    _, found = values(f, x=x, y=y)
+    exponents = [other(a, b) - row(a, b).amax() for a, b in zip(x, y, strict=True)]  # in float32
+    expected = torch.stack(exponents).double().exp()
+    is_above = expected >= 1
+    assert is_above.any()
+    torch.testing.assert_close(found.double()[is_above], expected[is_above], rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("n", (65, 192))
+@pytest.mark.parametrize("dtype", (BF16, torch.float32), ids=str)
+@pytest.mark.parametrize("f", (
+    lambda x: (F.gelu(x), F.gelu(x).roll(1, 0)),
+    lambda x: (x.argmax(), x[3:].argmax()),
+    lambda x: (*x.max(-1), *x[1:].max(-1)),
+))  # fmt: skip
+def test_functions_that_follow_from_who_reads_the_row(f, dtype, n):
+    x = torch.empty(4, n, dtype=dtype)
+    assert ".entry" in htile.rowwise(f).inspect(x, arch="sm_90a").ptx
 
 
 def test_parts_of_rows_have_none():

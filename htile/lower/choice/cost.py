@@ -160,7 +160,7 @@ class Features(NamedTuple):
     computed: instructions for elements and for values of rows.
     special: those for MUFU, of elements.
     code: doublings of the kernel's code beyond FAST_CODE.
-    fetched: how many times as long instructions take that are not in the cache.
+    fetched: how many times as long all instructions take, because the code is too long.
     threads, blocks: how many there are.
     lacking: registers that each thread lacks.
     read, written, shared: lines that are read, written, and moved to or from shared memory.

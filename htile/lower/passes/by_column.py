@@ -104,7 +104,7 @@ class _Rule:
     """The rule of the rewriting.
 
     ids: those of the new graph, of the nodes that have been read.
-    read: the nodes that may be lifted, as others read them then.
+    read: the nodes that are still read once all is lifted that can be.
     of_scans: the rows that are computed of scans, if these are lifted.
     """
 
@@ -155,7 +155,7 @@ class _Rule:
 
 
 class _Noted(dict[int, int]):
-    """The ids of a graph as they are; it has those that were read."""
+    """The ids of a graph as they are. Its keys are those that were asked for."""
 
     def __missing__(self, id: int) -> int:
         self[id] = id

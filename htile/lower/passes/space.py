@@ -402,8 +402,9 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
         if (compared := self._compared(elements)) is not None:
             each_of, edges = compared
             remedy = (f"each of {each_of} is compared with each of {edges}; take {self.most} of "
-                      f"these at a time, as torch.bucketize(x, edges[:{self.most}]) + "
-                      f"torch.bucketize(x, edges[{self.most}:])")  # fmt: skip
+                      f"these at a time and join what comes of each, as torch.bucketize(x, "
+                      f"edges[:{self.most}]) + torch.bucketize(x, edges[{self.most}:]) for "
+                      "torch.bucketize(x, edges)")  # fmt: skip
         if (rolled := self._rolled(node)) is not None:
             ends = " whose ends change places, as in torch.roll,"
             remedy = f"pass {rolled} as an argument"
