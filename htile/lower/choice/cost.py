@@ -44,8 +44,8 @@ DIVISION, STEP = 25, 6
 COMPUTING = 0.75  # the share of the memory's time from which on the issue of instructions counts
 FAST_CODE = 1024  # instructions of a kernel, written out, that are issued without delay
 # More instructions than CACHED_CODE do not fit into a multiprocessor's instruction cache, which has
-# 128 KiB. Threads wait for them then, and all instructions take UNCACHED times as long: of the five
-# functions that it was seen on, twice as long or more (one H200, 2026-11-30).
+# 128 KiB. Threads wait for them then, so that all instructions take UNCACHED times as long, or more
+# (docs/traps.md).
 CACHED_CODE, UNCACHED = 7 << 10, 1.8
 # Rows that are only read take LONGER_STREAMED times as long as the constants say, where a loop over
 # memory is written out and a thread block has FEW_THREADS or fewer. 33 plans of the fitting half
