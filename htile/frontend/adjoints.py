@@ -337,8 +337,6 @@ def _of_product(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     """
     (x,), axis = step.operands, step.node.arg
     g, one, zero = a.unsqueezed(g, axis), a.number(1), a.number(0)
-    if _is_only_one(a, x, axis):
-        return (g,)
     is_zero = a.node(Op.EQ, x, zero)
     ones = a.node(Op.CONVERT, is_zero, arg=FLOAT)
     zeros = a.unsqueezed(a.node(Op.SUM, ones, arg=axis), axis)
