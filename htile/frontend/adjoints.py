@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from math import prod
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -293,7 +292,7 @@ def _largest(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
 def _is_only_one(a: Algebra, x: int, axis: int | None) -> bool:
     """Whether there is one element along the axis that a reduction takes, or of the row."""
     inner = a.inner(x)
-    return prod(inner) == 1 if axis is None else inner[int(axis)] == 1
+    return math.prod(inner) == 1 if axis is None else inner[int(axis)] == 1
 
 
 def _first(a: Algebra, op: Op, x: int, axis: int) -> int:
@@ -324,7 +323,7 @@ def _chosen(a: Algebra, x: int) -> int | None:
         return None
     mask = a[node.inputs[0]]
     is_one = mask.op is Op.EQ and a[mask.inputs[0]].op is Op.INDEX
-    is_one = is_one and prod(a.inner(mask.inputs[1])) == 1
+    is_one = is_one and math.prod(a.inner(mask.inputs[1])) == 1
     return mask.id if is_one else None
 
 
