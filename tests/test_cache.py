@@ -776,17 +776,19 @@ def test_a_warm_process_imports_no_cute_dsl(folder, tmp_path):
     """Its cost is in units of the CPU time of `import torch`, which a slow machine has too.
 
     Both times are the least of several processes, because whatever else the machine does makes
-    each of them longer. The first process also writes the bytecode.
+    each of them longer. They are times of the same processes, so that neither alone is of a moment
+    when the machine was quick. The first process counts for neither: it writes the bytecode.
     """
     kernel = softmax.compile(X)
     assert isinstance(kernel, htile.run.kernel.Kernel) and kernel.arch == "sm_90a"
     assert cache.path_of(kernel.source, "softmax", "sm_90a").exists()
     took, of_torch = [], []
-    for _ in range(6):
+    for process in range(8):
         hits, compiled, *seconds = python(WARM, str(tmp_path / "bytecode")).split()
         assert (hits, compiled) == ("1", "0")
-        took.append(float(seconds[0]))
-        of_torch.append(float(seconds[1]))
+        if process > 0:
+            took.append(float(seconds[0]))
+            of_torch.append(float(seconds[1]))
     # It is 0.09 on a machine with two cores. The import of CuTe-DSL alone takes 0.3.
     assert min(took) < 0.12 * min(of_torch), "import htile and all of a first call but the launch"
 
