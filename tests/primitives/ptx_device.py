@@ -296,9 +296,7 @@ class Warp:
 
     def _setp(self, active, opcode, operands):
         a, b = (self._value(text, opcode[2]) for text in operands[1:])
-        is_loose = len(opcode[1]) == 3  # it holds of NaN
-        found = COMPARE[opcode[1][:2]](a, b)
-        self._set(active, operands[0], found | np.isnan(a) | np.isnan(b) if is_loose else found)
+        self._set(active, operands[0], _compared(opcode[1], a, b))
 
     def _selp(self, active, opcode, operands):
         a, b = (self._value(text, opcode[1]) for text in operands[1:3])
@@ -467,6 +465,19 @@ class Warp:
 def _floats(bits: np.ndarray, kind: str) -> np.ndarray:
     """The numbers of 16 bits each, in float32 or float16."""
     return (bits.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else bits.view("f2")
+
+
+def _compared(how: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A comparison of setp: num asks whether both are numbers, nan whether one is not.
+
+    Other names of three letters are comparisons that hold of NaN, too.
+    """
+    if len(how) == 2:
+        return COMPARE[how](a, b)
+    either = np.isnan(a) | np.isnan(b)
+    if how in ("num", "nan"):
+        return either if how == "nan" else ~either
+    return COMPARE[how[:2]](a, b) | either
 
 
 def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
