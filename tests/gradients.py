@@ -184,6 +184,8 @@ def gradients(call: Call, given: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 
 def scattered(of: Scattered, added: torch.Tensor, at: torch.Tensor, table: torch.Tensor):
     """The gradient of a table to whose rows this is added, by autograd of its movements."""
+    if of.of_each_row:
+        return torch.zeros_like(table).scatter_add(-1, *torch.broadcast_tensors(at, added))
     table = torch.zeros_like(table).requires_grad_()
     moved = table
     for op, arg, _ in reversed(of.moves):

@@ -321,8 +321,8 @@ SECTIONS = (
         "An index is one integer a row, `y: htile.PerRow`, a few of them, or a Python number. A "
         "choice that varies along the row is a mask, made of `torch.arange(x.shape[-1])`.",
         (
-            traced("Too many indices of a row", "return x[x.long()]", kind="UnsupportedError",
-                   call="f(torch.ones(4, 100))"),
+            traced("Too many indices of a row", "return x.cumsum(-1)[x.long()]",
+                   kind="UnsupportedError", call="f(torch.ones(4, 100))"),
             traced("A mask as an index", "return x[x > 0]", kind="UnsupportedError"),
             traced("An index that is no integer", "return x[x.sum()]", kind="DtypeError"),
             traced("A number beyond the end", "return x[8]", kind="ShapeError"),
@@ -341,10 +341,6 @@ SECTIONS = (
             traced("Two indices of a table", "return x * table[pos, pos]", kind="UnsupportedError",
                    parameters="x, pos: htile.PerRow, table: htile.Shared",
                    call="f(x, torch.tensor([0, 1, 2, 1]), torch.ones(3, 3, 8))"),
-            traced("A row of indices into a table", "return x * table[ids]",
-                   kind="UnsupportedError", parameters="x, ids, table: htile.Shared",
-                   call="ids = torch.zeros(4, 100, dtype=torch.long)\n"
-                   "f(torch.ones(4, 100), ids, torch.ones(70))"),
             traced("`index_select` along a row", "return x.index_select(0, pos)",
                    kind="ShapeError", **TABLE),
             traced("`index_select` by one number", "return x + table.index_select(0, pos)",

@@ -1,15 +1,16 @@
-"""What an index of each row chooses: an element of the row, and a row of a table.
+"""What indices choose: an element of the row, an element for each column, and a row of a table.
 
 Indices are data. What is beyond the ends of a table is not read.
 """
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float8E8M0FNU, Int8, Int32, Int64, const_expr
 
 from htile.compute.conversion import to_stored
-from htile.compute.operands import select
+from htile.compute.operands import Vector, select
 from htile.copy.row_values import RowValues
 from htile.copy.vector import are_neighbours, vector_copy
 from htile.utils import as_bytes
@@ -33,6 +34,27 @@ class Lookups(RowValues):
             element = cute.make_tensor(start, cute.make_layout(1))
             value = to_stored(element[0], mT.element_type)
         return value
+
+    @cute.jit
+    def gather(self, mT: cute.Tensor, columns: Vector) -> cute.Tensor:
+        """Load the elements at columns of this row's tensor (M, N), or of one (N,) of all rows.
+
+        columns: one for each element of this thread, Int32 or Int64. A column beyond the ends is
+            replaced by the first or the last one. The elements are 0 if there is no such row.
+        """
+        found = cute.make_rmem_tensor(columns.shape, mT.element_type)
+        target, last = as_bytes(found), columns.dtype(mT.shape[-1] - 1)
+        if const_expr(self.row_in_bounds is not True):
+            target.fill(target.element_type(0))
+        if self.row_in_bounds:
+            for i in cutlass.range_constexpr(cute.size(found)):
+                column = Int32(cutlass.min(cutlass.max(columns[i], columns.dtype(0)), last))
+                place = (column,)
+                if const_expr(cute.rank(mT) > 1):
+                    place = (self.row_place, column)
+                start = mT.iterator + cute.crd2idx(place, mT.layout)
+                target[i] = as_bytes(cute.make_tensor(start, cute.make_layout(1)))[0]
+        return found
 
     def look_up(
         self, mT: cute.Tensor, index: Int32 | Int64, first: int = 0, end: int | None = None

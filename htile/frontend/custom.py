@@ -424,6 +424,12 @@ def spliced(algebra: Algebra, graph: Graph, inputs: Mapping[str, int]) -> list[i
             ids.append(inputs[node.arg])
         elif node.op is Op.TAKE and algebra[operands[0]].op is not Op.INPUT:
             ids.append(_element(algebra, *operands))
+        elif node.op is Op.GATHER and algebra[operands[0]].op is not Op.INPUT:
+            raise UnsupportedError(
+                "a backward pass that gathers elements of a row that is computed: gather in the "
+                "function that gets the row as an argument, or outside",
+                node.loc,
+            )
         else:
             ids.append(algebra.copied(node, operands))
     return ids

@@ -65,7 +65,8 @@ def derive(graph: Graph, wrt: Collection[str], cotangents: Collection[str]) -> G
     that all rows share is a sum over all rows (`Output.over`). A parameter that no output of a
     cotangent depends on has none. One that is found to be 0 everywhere, as of `x - x`, is that,
     unless a backward pass of the user's own says that there is none. Those of tables whose rows an
-    index chooses follow (`Graph.scattered`).
+    index chooses, and of rows whose elements the indices of another row choose, follow
+    (`Graph.scattered`).
 
     Raises GradientError where no parameter has a gradient, where an operation on the way has no
     derivative, and for a parameter of 8 bits or an output that is a maximum over rows.
@@ -191,7 +192,7 @@ class _Walk:
             if node.op is Op.INPUT:
                 found[node.id] = g
                 continue
-            if node.op is Op.LOOKUP:
+            if node.op in (Op.GATHER, Op.LOOKUP):
                 self.chosen.add(node, g)
                 continue
             operands = tuple([algebra.same[i] for i in node.inputs])

@@ -1,9 +1,10 @@
 """Axes in the opposite order: torch.flip.
 
-A kernel does not turn long rows round. But what is computed of a turned row element by element, or
-summed from its front, is what can be computed of the row as it is, and then turned. So a turn waits
-until something needs the elements in their places. A second turn undoes the first one:
-`x.flip(-1).cumsum(-1).flip(-1)` is a sum from the end.
+What is computed of a turned row element by element, or summed from its front, is what can be
+computed of the row as it is, and then turned. So a turn waits until something needs the elements in
+their places. A second turn undoes the first one: `x.flip(-1).cumsum(-1).flip(-1)` is a sum from the
+end. Elements of a long row are loaded from their places one by one then (`indices.gathered`), which
+needs a row that is computed elementwise from arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from math import prod
 import torch
 
 from ..errors import UnsupportedError
+from .factories import index
 from .functions import implements
+from .indices import gathered
 from .joins import cat
 from .ops import ELEMENTWISE, MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
 from .parts import MOST_PARTS, part
@@ -21,7 +24,9 @@ from .shapes import _listed, axes_of
 from .tensor import Deferred, Tensor, copy, fail, node
 
 OF_ANY_ORDER = REDUCTIONS | {Op.KTHVALUE}
-NOT_BY_ELEMENT = MOVEMENTS | SCANS | {Op.KTHVALUE, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
+NOT_BY_ELEMENT = MOVEMENTS | SCANS | {
+    Op.KTHVALUE, Op.TAKE, Op.GATHER, Op.LOOKUP, Op.MATMUL, Op.CUSTOM,
+}  # fmt: skip
 
 
 class Turned(Deferred):
@@ -57,16 +62,19 @@ class Turned(Deferred):
         return Turned(copy(self._of), self._axis)
 
     def _in_place(self) -> Tensor:
-        """The elements in their places, each a part of its own."""
+        """The elements in their places: each is a part of its own, or is loaded at its index."""
         size = self._of._sizes[self._axis]
         counted = _counted_back(self._of)
         if counted is not None:
             return counted
         if size > MOST_PARTS:
-            fail(UnsupportedError, f"flip of {size} elements: a kernel turns at most {MOST_PARTS} "
-                 "round; longer rows can be summed from the end, x.flip(-1).cumsum(-1).flip(-1), "
-                 "or pass x.flip(-1) as an argument, and turn results round after "
-                 "the call")  # fmt: skip
+            found = gathered(self._of, (size - 1) - index(self._of._builder, size))
+            if found is not None:
+                return found
+            fail(UnsupportedError, f"flip of {size} elements: of more than {MOST_PARTS} a kernel "
+                 "turns round rows alone that are computed elementwise from arguments; other "
+                 "rows can be summed from the end, x.flip(-1).cumsum(-1).flip(-1), or pass "
+                 "x.flip(-1) as an argument, and turn results round after the call")  # fmt: skip
         places = range(size - 1, -1, -1)
         return cat([part(self._of, self._axis, k, 1) for k in places], self._axis)
 
@@ -136,8 +144,8 @@ def is_constant(x: Tensor) -> bool:
 @implements("flip")
 def flip(input, dims, *more):
     """The elements of axes in the opposite order.
-    A kernel puts at most 64 elements of an axis in their places. Of longer ones it needs what can
-    be computed without, such as x.flip(-1).cumsum(-1).flip(-1) or torch.arange(n).flip(0)."""
+    More than 64 elements of an axis are turned where they are a row that is computed elementwise
+    from arguments, or where the result can do without, as x.cumsum(-1).flip(-1).sum()."""
     x, given = input, _listed((dims, *more))
     for axis in axes_of(x, given) if len(given) else ():
         if is_turned(x, axis):

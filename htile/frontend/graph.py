@@ -385,12 +385,14 @@ class Builder:
 
     records: whether grad mode was on where a trace began, so that what is computed in
         `torch.no_grad()` or `torch.inference_mode()` inside the function has no gradient.
+    declared: the names of arguments that are annotated htile.Shared.
     tables: the inputs of which indices in a row choose elements, tables whatever their shape is.
     """
 
     def __init__(self, name: str, n: int, multiple: int | None = None):
         self.name, self.n, self.multiple, self.least = name, n, multiple, 1
         self.records = False
+        self.declared: frozenset[str] = frozenset()
         self.inputs: list[Input] = []
         self.tables: set[int] = set()
         self._nodes: list[Node] = []

@@ -1,8 +1,11 @@
-"""Elements that an index chooses: `x[y]`, `torch.gather`, and the row that is 1 at an index.
+"""Elements that indices choose: `x[y]`, `torch.gather`, and the row that is 1 at an index.
 
 Of what is computed elementwise from arguments only the element is computed, and one element of each
 argument is loaded. Of anything else the element is the largest of a row that holds it at its place
 and -inf elsewhere, so it keeps its bits, and what other places hold does not show.
+
+A few indices are taken one by one. More than 64 are a row of indices: they choose a row of elements
+(`gathered`), which only works for what is computed elementwise from arguments.
 """
 
 from __future__ import annotations
@@ -77,49 +80,83 @@ def _wide(x: Tensor) -> Tensor:
 
 
 MOST_TAKEN = 64  # operations that are computed again for one element
+Span = tuple[int, int]  # of a row: the first element, and the step from one to the next
 
 
-def _taken(x: Tensor, y: Tensor) -> Tensor | None:
+def _taken(x: Tensor, y: Tensor, op: Op = Op.TAKE) -> Tensor | None:
     """The element at an index of each row of what is computed elementwise; None of anything else.
 
     The index is brought into the row; what it gives there is not used if it was beyond.
+
+    op: Op.GATHER where the indices are a row: then the result is the row of the elements there.
     """
     builder, n = x._builder, x._sizes[-1]
-    if n == 1 or not x._value.spread:
+    chain = _elementwise(x, op is Op.GATHER) if n > 1 and x._value.spread else None
+    if chain is None:
         return None
+    y = y if op is Op.GATHER else reshaped(clamp(y, 0, n - 1), ())
+    places = {(start, step): y * step + start if (start, step) != (0, 1) else y
+              for _, (start, step) in chain}  # fmt: skip
+    found: dict[tuple[int, Span], int] = {}
+    for id, span in sorted(chain):
+        each, place = builder[id], places[span]
+        if each.op is Op.INPUT:
+            made = builder.add(op, (id, place._id), None, each.loc or location())
+        elif each.op is Op.CONST:
+            value = replace(each.value, inner=(), spread=False)
+            made = builder.add_const(each.arg, value, each.loc)
+        elif each.op is Op.INDEX:
+            last = each.value.inner[-1] - 1
+            made = convert(place if op is Op.TAKE else clamp(place, 0, last), INT64)._id
+        elif each.op is Op.GATHER:
+            row, at = each.inputs
+            at = Tensor(builder, found[at, span])
+            at = at if op is Op.GATHER else clamp(at, 0, builder[row].value.inner[-1] - 1)
+            made = builder.add(op, (row, at._id), None, each.loc)
+        elif each.op is Op.SLICE:
+            made = found[each.inputs[0], _within(each, span)]
+        else:
+            operands = [found.get((i, span), i) for i in each.inputs]
+            values = [builder[i].value for i in operands]
+            flat = [_flat(builder, i) if v.inner == (1,) and not v.spread else i
+                    for i, v in zip(operands, values, strict=True)]  # fmt: skip
+            made = builder.add(each.op, flat, each.arg, each.loc)
+        found[id, span] = made
+    return Tensor(builder, found[x._id, (0, 1)])
+
+
+def _elementwise(x: Tensor, of_parts: bool) -> list[tuple[int, Span]] | None:
+    """All that a row is computed of elementwise, each with the part of it that the row is of.
+
+    None where it is computed in another way, or of more than MOST_TAKEN operations.
+
+    of_parts: whether it may be computed of parts of rows.
+    """
+    builder, chain, todo = x._builder, {}, [(x._id, (0, 1))]
     rows = {i.id for i in builder.inputs if i.role in (Role.ROW, Role.COLUMN)}
-    chain: dict[int, None] = {}
-    todo = [x._id]
     while todo:
-        id = todo.pop()
+        id, span = todo.pop()
         each = builder[id]
         if not each.value.spread and prod(each.value.inner) > 1:  # such as a few sorted elements
             return None
-        if id in chain or not each.value.spread:
+        if (id, span) in chain or not each.value.spread:
             continue
+        is_part = of_parts and each.op is Op.SLICE
         is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
-        is_elementwise = each.op not in MOVEMENTS | COLLECTIVES | ENDS
-        if each.value.inner != (n,) or len(chain) == MOST_TAKEN or not (is_leaf or is_elementwise):
+        is_elementwise = is_leaf or is_part or each.op not in MOVEMENTS | COLLECTIVES | ENDS
+        if len(each.value.inner) > 1 or len(chain) == MOST_TAKEN or not is_elementwise:
             return None
-        chain[id] = None
-        todo += each.inputs
-    place = clamp(y, 0, x.shape[-1] - 1)
-    place = reshaped(place, ())
-    found: dict[int, int] = {}
-    for id in sorted(chain):
-        each = builder[id]
-        if id in rows:
-            found[id] = builder.add(Op.TAKE, (id, place._id), None, each.loc or location())
-        elif each.op is Op.CONST:
-            value = replace(each.value, inner=(), spread=False)
-            found[id] = builder.add_const(each.arg, value, each.loc)
-        elif each.op is Op.INDEX:
-            found[id] = convert(place, INT64)._id
-        else:
-            operands = [found.get(i, i) for i in each.inputs]
-            flat = [i if not builder[i].value.inner else _flat(builder, i) for i in operands]
-            found[id] = builder.add(each.op, flat, each.arg, each.loc)
-    return Tensor(builder, found[x._id])
+        chain[id, span] = None
+        operands = each.inputs[1:] if each.op is Op.GATHER else each.inputs
+        span = _within(each, span) if is_part else span
+        todo += [(i, span) for i in operands]
+    return list(chain)
+
+
+def _within(slice_: Node, span: Span) -> Span:
+    """Where the part of a slice is in what is sliced."""
+    (_, first, stride, _), (start, step) = slice_.arg, span
+    return first + stride * start, stride * step
 
 
 def _shared_vector(y: Tensor) -> str | None:
@@ -148,9 +185,12 @@ def per_row_index(y: object, what: str) -> Tensor:
         shape = tuple(y._sizes)
         fail(ShapeError, f"{what} by indices of shape {shape}: they have one axis at most")
     if prod(v.inner) > 1:
-        remedy = "a choice between rows is torch.where(torch.arange(x.shape[-1]) == y, a, b)"
-        fail(UnsupportedError, f"{what} by {prod(v.inner)} indices of a row: at most {MOST_PARTS} "
-             f"are taken, one by one; {remedy}")  # fmt: skip
+        count = "the" if has_any_length(y, -1) else prod(v.inner)
+        fail(UnsupportedError, f"{what} by {count} indices of a row: more than {MOST_PARTS} are "
+             "taken only of a row that is computed elementwise from arguments, and not of a scan, "
+             "a matrix or a row of any length: take them outside of the function, or write "
+             "torch.where(torch.arange(x.shape[-1]) == y, a, b) for a choice between rows"
+             )  # fmt: skip
     return y
 
 
@@ -170,7 +210,7 @@ def _integers(y: Tensor, what: str) -> Tensor:
 
 
 def getitem(x: Tensor, index: object) -> Tensor:
-    """`x[y]` of a row, where `y` is an integer of each row, or a few; negative ones count back.
+    """`x[y]` of a row, where `y` has integers, one or more of each row; negative ones count back.
 
     Beyond the end the result is NaN, of integers 0, and of masks False. Numbers, slices and masks
     are as `htile.frontend.parts.getitem` has them.
@@ -238,12 +278,13 @@ def _of_row(input: Tensor, dim: object, what: str) -> None:
 
 @implements("gather")
 def gather(input, dim, index, *, sparse_grad=False):
-    """The elements at a few indices of each row; negative ones are beyond the end.
+    """The elements at indices of each row; negative ones are beyond the end.
 
-    index: integers of shape (k,) or (), which is the result's shape too, k at most 64. Of a matrix
-    they are (rows, k) along the last axis, k at most 8 or rows * k at most 64, or (k, columns)
-    along the first. Beyond the end the result is NaN, of integers 0, and of masks False; torch
-    raises there. Of more than 8 rows an element of -0.0 may become 0.0.
+    index: integers of shape (k,) or (), which is the result's shape too. k is at most 64 where
+    input is not computed elementwise from arguments. Of a matrix they are (rows, k) along the last
+    axis, k at most 8 or rows * k at most 64, or (k, columns) along the first. Beyond the end the
+    result is NaN, of integers 0, and of masks False; torch raises there. Of more than 8 rows an
+    element of -0.0 may become 0.0.
     """
     if input.ndim == 2 and isinstance(index, Tensor) and index.ndim == 2:
         return _of_matrix(input, axis_of(input, dim), index, "gather", wraps=False)
@@ -309,10 +350,10 @@ def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
 
 @implements("take_along_dim")
 def take_along_dim(input, indices, dim=None):
-    """The elements at a few indices of each row, int64; negative ones count from the end.
+    """The elements at indices of each row, int64; negative ones count from the end.
 
-    indices: of shape (k,), k at most 64; of a matrix as for `gather`, whose other axis has as many
-    elements, or one for all. Beyond the end the result is as that of `gather`.
+    indices: of shape (k,), with k as for `gather`; of a matrix as for `gather`, too, whose other
+    axis has as many elements, or one for all. Beyond the end the result is as that of `gather`.
     """
     indices = int64(indices, "take_along_dim")
     if dim is not None and input.ndim == indices.ndim == 2:
@@ -332,23 +373,59 @@ def take(input, index):
 
 
 def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
-    """The elements of a row at one index, at each of a few, or of a short row at each of many."""
+    """The elements of a row at one index, at each of a few, or at each of many."""
     if (found := _of_groups(x, y)) is not None:
         return found
     is_many = prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)
+    name = _shared_vector(y) if y.ndim == 1 and y._sizes[0] > 1 else None
+    if name is not None:  # indices that all rows share, or labels without their annotation
+        is_of_columns = y._sizes[0] == y._builder.n > x._sizes[0]
+        if name not in y._builder.declared and not is_of_columns:
+            fail(ShapeError, f"{what} by {name}, of which all rows share the {y._sizes[0]} "
+                 f"elements: annotate {name}: htile.PerRow for an index of each row, or {name}: "
+                 "htile.Shared for indices that all rows share")  # fmt: skip
+        is_many = True
     if is_many and y._value.dtype in (torch.int32, INT64):
         if x._sizes[0] <= MOST_PARTS:
             note_table(x._builder, x._id)
             return _of_each(x, y, wraps)
-        if y.ndim == 1 and x._value.varies is not Varies.ROW:
-            _refuse_many(x, y, what)
+        if y.ndim == 1 and (found := _gathered(x, y, wraps)) is not None:
+            return found
     if y.ndim != 1 or not 1 < y._sizes[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)
-    if (name := _shared_vector(y)) is not None:
-        fail(ShapeError, f"{what} by {name}, of which all rows share the {y._sizes[0]} elements: "
-             f"an index of each row is annotated {name}: htile.PerRow")  # fmt: skip
     each = [element(x, per_row_index(y[k], what), wraps) for k in range(y._sizes[0])]
     return cat([unsqueeze(found, -1) for found in each])
+
+
+def gathered(x: Tensor, y: Tensor) -> Tensor | None:
+    """The elements of a long row at the elements of another row, which are indices in that row.
+
+    Each is loaded alone, of all arguments that the row is computed of. None of a row that is not
+    computed elementwise from arguments, and where a row has any length.
+    """
+    if x.ndim != 1 or has_any_length(x, -1) or has_any_length(y, -1):
+        return None
+    if x._value.dtype in STORAGE:
+        found = gathered(_wide(x), y)
+        return None if found is None else cast(found, x._value.dtype)
+    found = _taken(x, y, Op.GATHER)
+    if found is None or found._value.inner:
+        return found
+    return found.expand(tuple(y._sizes))  # it is one number that all elements are
+
+
+def _gathered(x: Tensor, y: Tensor, wraps: bool) -> Tensor | None:
+    """What `gathered` gives, with indices that may lie beyond the ends."""
+    v, n = x._value, x._sizes[0]
+    y = where(y < 0, y + n, y) if wraps else y
+    found = gathered(x, y)
+    if found is None:
+        return None
+    is_there, dtype = (y >= 0) & (y < n), v.stored or v.dtype
+    if v.dtype in STORAGE:
+        return cast(where(is_there, _wide(found), NAN if v.dtype in FLOAT8 else 0), v.dtype)
+    found = where(is_there, found, {FLOAT: NAN, BOOL: False}.get(v.dtype, 0))
+    return found if found._value.stored is v.stored else cast(found, dtype)
 
 
 def _of_groups(x: Tensor, y: Tensor) -> Tensor | None:
@@ -424,16 +501,6 @@ def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
     beyond = {FLOAT: NAN, BOOL: False}.get(v.dtype, 0)
     found = where((y >= 0) & (y < n), left[0], beyond)
     return found if v.stored is None or found._value.stored is v.stored else cast(found, v.stored)
-
-
-def _refuse_many(x: Tensor, y: Tensor, what: str) -> None:
-    """Raise UnsupportedError for many integers that choose elements of what all rows share."""
-    made = x._builder[x._id]
-    name, size = made.arg if made.op is Op.INPUT else "table", x._sizes[0]
-    fail(UnsupportedError, f"{what.removesuffix(' a row')} {name}, of {size} elements that all "
-         f"rows share, by {y._sizes[0]} indices of a row: a table has at most {MOST_PARTS} "
-         f"elements there, and of a longer one at most {MOST_PARTS} are taken; look them up "
-         "outside the function, and pass the result as a row")  # fmt: skip
 
 
 def int64(y: Tensor, what: str) -> Tensor:

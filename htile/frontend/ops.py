@@ -108,6 +108,9 @@ class Op(Enum):
     # they are any number. Lowering makes it of parts. arg: (start, size)
     SHIFT = "shift"
     TAKE = "take"  # of a row and an index of each row, which is in the row: the element there
+    # Of a row and a row of indices: the element at each index. An index beyond the ends stands for
+    # the first element, or for the last one.
+    GATHER = "gather"
     # Of what all rows share and an index of each row: its part at that place of the first axis. A
     # negative index counts from the end. Beyond the ends all of it is NaN, or 0, or False. arg: the
     # index that has no gradient, or None; in placed graphs the columns that are read, as the first
@@ -372,6 +375,13 @@ def _take(values: tuple[Value, ...], arg: object) -> Value:
     return replace(row, inner=(), varies=varies, spread=False)
 
 
+def _gather(values: tuple[Value, ...], arg: object) -> Value:
+    row, index = values
+    assert row.spread and len(row.inner) == len(index.inner) == 1, f"a row and indices: {values}"
+    varies = min(row.varies, index.varies, key=_ORDER.index)
+    return replace(row, inner=index.inner, varies=varies, spread=index.spread)
+
+
 def _lookup(values: tuple[Value, ...], arg: object) -> Value:
     table, index = values
     assert not index.inner and len(table.inner) > 0, f"a table and an index of each row: {values}"
@@ -487,8 +497,9 @@ INFER: dict[Op, Rule] = {
     Op.STOP: _first, Op.CUSTOM: _first, Op.CAST: _cast, Op.CONVERT: _convert,
     Op.WHERE: _where, Op.RESHAPE: _reshape, Op.SLICE: _slice, Op.SHIFT: _shift,
     Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat, Op.UNBUNDLE: _unbundle,
-    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup, Op.MATMUL: _matmul,
-    Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _of_key, Op.KEY_VALUE: _of_key,
+    Op.BUNDLE: _bundle, Op.TAKE: _take, Op.GATHER: _gather, Op.LOOKUP: _lookup,
+    Op.MATMUL: _matmul, Op.GROUPED: _grouped, Op.KEY: _key, Op.KEY_INDEX: _of_key,
+    Op.KEY_VALUE: _of_key,
     **dict.fromkeys((Op.SUM, Op.PROD, Op.MAX, Op.MIN), _of(_reduction, *NUMBERS)),
     Op.MEAN: _of(_reduction, *FLOATS),
     **dict.fromkeys((Op.ANY, Op.ALL), _of(_reduction, *MASKS)),

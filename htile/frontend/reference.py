@@ -282,6 +282,14 @@ def _take(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor
     return row.expand((*lead, row.shape[-1])).take_along_dim(places, -1)[..., 0]
 
 
+def _gather(values: tuple[Tensor, ...], arg: object, dtype: torch.dtype) -> Tensor:
+    row, index = values
+    lead = torch.broadcast_shapes(row.shape[:-1], index.shape[:-1])
+    row = row.expand((*lead, row.shape[-1]))
+    places = index.expand((*lead, index.shape[-1])).long().clamp(0, row.shape[-1] - 1)
+    return row.take_along_dim(places, -1)
+
+
 # A key has an element in its upper 32 bits, as an int32 in the order of the elements, and its index
 # or the complement of that in the lower ones.
 _LOW = 2**32 - 1
@@ -376,7 +384,8 @@ EVALUATE |= {Op.SHIFT: _shift}
 EVALUATE |= {Op.KEY: _key, Op.KEY_INDEX: _key_index, Op.KEY_VALUE: _key_value}
 EVALUATE |= {Op.PHILOX: _philox, Op.WORD: _word}
 EVALUATE |= {Op.UNIFORM: _uniform, Op.EXPONENTIAL: _exponential, Op.FLOAT_OF: _float_of}
-EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle, Op.TAKE: _take, Op.LOOKUP: _lookup}
+EVALUATE |= {Op.UNBUNDLE: _unbundle, Op.BUNDLE: _bundle}
+EVALUATE |= {Op.TAKE: _take, Op.GATHER: _gather, Op.LOOKUP: _lookup}
 EVALUATE |= {Op.GROUPED: _grouped, Op.MATMUL: _matmul}
 
 
@@ -445,7 +454,7 @@ def evaluate(
         elif node.op is Op.EXPAND:  # new axes are behind the leading dimensions
             value = _aligned(values[node.inputs[0]], count, len(inner))
             value = EVALUATE[node.op]((value,), node.arg, dtype)
-        elif node.op in MOVEMENTS or node.op in (Op.TAKE, Op.LOOKUP, Op.MATMUL):
+        elif node.op in MOVEMENTS or node.op in (Op.TAKE, Op.GATHER, Op.LOOKUP, Op.MATMUL):
             value = EVALUATE[node.op](tuple(values[i] for i in node.inputs), node.arg, dtype)
         else:
             operands = tuple(_aligned(values[i], count, len(inner)) for i in node.inputs)

@@ -29,7 +29,7 @@ SMALL = 8  # a statistic has at most 1 / SMALL of a row's elements
 # A rounded result may stand for itself where its error stays as it is, relative to each element.
 KEEPS_ERRORS = MOVEMENTS | {Op.MUL, Op.NEG, Op.CONVERT}
 EXACT = MOVEMENTS - {Op.CAT} | {Op.ABS, Op.NEG, Op.CAST, Op.CONVERT}  # the same bits in any kernel
-BEGINS = COLLECTIVES | {Op.TAKE, Op.LOOKUP}
+BEGINS = COLLECTIVES | {Op.TAKE, Op.GATHER, Op.LOOKUP}
 
 
 @dataclass(frozen=True)

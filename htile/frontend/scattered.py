@@ -1,7 +1,7 @@
-"""Gradients of tables: what each row adds to a row of the table that an index of it chooses.
+"""Gradients of what indices choose from: rows of a table, or elements of a row.
 
 No kernel adds to a place that an index chooses, in an order that is always the same. So the joint
-graph gives, of each row, what is added and the index, and torch adds it up
+graph gives, of each row, what is added and the indices, and torch adds it up
 (htile.run.differentiation.tables).
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from .algebra import Algebra
-from .graph import Graph, Node, Output
+from .graph import Graph, Node, Output, Role
 from .ops import Op
 
 INT64 = torch.int64
@@ -32,9 +32,10 @@ class Scattered(NamedTuple):
 
     table: the parameter. rows, at: the names of the outputs: what is added, (*lead, K, *inner) in
         float32, and the indices in the first axis, (*lead, K). Without K where that is 1.
-    shape: that of the value which is chosen from: the table, or a movement of it.
+    shape: that of the value which is chosen from: the table, or a movement of it, or a row.
     moves: those movements, from the value back to the table, each with the shape of its operand.
     dtype: the table's.
+    of_each_row: whether the parameter has rows of its own, to which the indices of theirs add.
     """
 
     table: str
@@ -43,12 +44,13 @@ class Scattered(NamedTuple):
     shape: tuple[int, ...]
     moves: tuple[tuple[Op, object, tuple[int, ...]], ...]
     dtype: torch.dtype
+    of_each_row: bool
 
 
 class Chosen:
-    """The lookups of a graph, whose gradients are found one after the other.
+    """The lookups and gathers of a graph, whose gradients are found one after the other.
 
-    parts: for each value that is chosen from the index and the gradient of each lookup.
+    parts: for each value that is chosen from the index and the gradient of each of them.
     """
 
     def __init__(self, graph: Graph, algebra: Algebra):
@@ -56,15 +58,22 @@ class Chosen:
         self.parts: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, node: Node, g: int) -> None:
-        """Add what a lookup contributes to what it chooses from; `g` is its result's gradient.
+        """Add what a lookup or a gather contributes to what it chooses from.
 
-        Nothing is added for an index beyond the ends, nor for the one that padding has.
+        Nothing is added for an index of a lookup beyond the ends, nor for the one that padding has.
+
+        g: the gradient of its result.
         """
         a, (table, index) = self.algebra, node.inputs
         count, index = a.inner(table)[0], a.same[index]
         if a[index].value.dtype is not INT64:
             index = a.node(Op.CONVERT, index, arg=INT64)
         zero, size = a.integer(0), a.integer(count)
+        if node.op is Op.GATHER:
+            index = a.node(Op.MINIMUM, a.node(Op.MAXIMUM, index, zero), a.integer(count - 1))
+            g = a.widened(g, node.value.inner, node.value.spread)
+            self.parts.setdefault(table, []).append((index, g))
+            return
         at = a.node(Op.WHERE, a.node(Op.LT, index, zero), a.node(Op.ADD, index, size), index)
         is_there = a.node(Op.AND, a.node(Op.GE, at, zero), a.node(Op.LT, at, size))
         if node.arg is not None:
@@ -101,9 +110,11 @@ class Chosen:
         at, rows = ([part[k] for part in parts] for k in (0, 1))
         if len(parts) > 1:
             inner = a.inner(rows[0])
-            at = [a.node(Op.CAT, *[a.reshape(i, (1,)) for i in at], arg=-1)]
-            wide = [a.reshape(g, (1, *inner)) for g in rows]
-            rows = [a.node(Op.CAT, *wide, arg=-1 - len(inner))]
+            if not a.inner(at[0]):  # of lookups
+                at = [a.reshape(i, (1,)) for i in at]
+                rows = [a.reshape(g, (1, *inner)) for g in rows]
+                inner = (1, *inner)
+            at, rows = [a.node(Op.CAT, *at, arg=-1)], [a.node(Op.CAT, *rows, arg=-len(inner))]
         made = []
         for name, (id,), dtype in (("rows", rows, torch.float32), ("at", at, INT64)):
             name = f"d_{of.name}_{name}"
@@ -114,4 +125,6 @@ class Chosen:
             is_row = value.spread or prod(value.inner) > 1
             made.append(Output(name, id, dtype, value.inner, is_row))
         shape = graph[table].value.inner
-        return Scattered(of.name, made[0].name, made[1].name, shape, tuple(moves), of.dtype), *made
+        names = made[0].name, made[1].name
+        is_row = of.role is Role.ROW
+        return Scattered(of.name, *names, shape, tuple(moves), of.dtype, is_row), *made

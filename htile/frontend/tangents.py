@@ -225,7 +225,8 @@ def _of_logarithms(a: Algebra, step: Step, t: int) -> int:
     return CumulativeLogarithm(a, step.node, step.operands[0], step.result).tangent(t)
 
 
-MOVED = (Op.RESHAPE, Op.SLICE, Op.SHIFT, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.LOOKUP)
+MOVED = (Op.RESHAPE, Op.SLICE, Op.SHIFT, Op.PERMUTE, Op.EXPAND, Op.TAKE, Op.GATHER,
+         Op.LOOKUP)
 PUSH: dict[Op, Rule] = {
     **dict.fromkeys((*MOVED, Op.SUM, Op.MEAN, Op.CUMSUM, Op.SUM_FROM_END), _as_it_is),
     **dict.fromkeys((Op.MAX, Op.MIN, Op.PROD, Op.KTHVALUE), _of_weights), Op.CUMPROD: _of_products,

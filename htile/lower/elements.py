@@ -42,7 +42,7 @@ def elements(graph: Graph) -> dict[int, Node]:
             continue
         if node.op is Op.INPUT:
             row, place = row_of.get(node.id), views.get(node.id)
-        elif node.op is Op.TAKE:
+        elif node.op in (Op.TAKE, Op.GATHER):
             row, place = row_of.get(node.inputs[0]), (views.get(node.inputs[0]), node.inputs[1])
         else:
             operands = [strip(graph, operand) for operand in graph.operands(node)]

@@ -379,8 +379,8 @@ def _is_largest_share(graph: Graph, node: Node) -> bool:
 
 # These do not follow from their operands element by element, or not in a thread alone.
 NOT_ELEMENTWISE = frozenset({
-    Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.BUNDLE, Op.UNBUNDLE,
-    Op.GROUPED, Op.PHILOX, Op.WORD, Op.KEY, *COLLECTIVES, *MOVEMENTS,
+    Op.INPUT, Op.CONST, Op.INDEX, Op.LENGTH, Op.TAKE, Op.GATHER, Op.LOOKUP, Op.MATMUL, Op.BUNDLE,
+    Op.UNBUNDLE, Op.GROUPED, Op.PHILOX, Op.WORD, Op.KEY, *COLLECTIVES, *MOVEMENTS,
 })  # fmt: skip
 
 

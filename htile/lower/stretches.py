@@ -166,7 +166,7 @@ def _is_plain(plan: Plan) -> bool:
     has_more = work.needs_held or work.chains or work.lookups
     has_more = has_more or any(graph[step.id].value.spread for step in work.early)
     has_more = has_more or plan.numerics.joint or plan.target.aliases or plan.turns > 1
-    has_more = has_more or any(node.op is Op.GROUPED for node in graph) or once(plan)
+    has_more = has_more or any(node.op in (Op.GROUPED, Op.GATHER) for node in graph) or once(plan)
     kinds = (Compute, Load, Reduce, Store)
     if has_more or not all(isinstance(step, kinds) for step in plan.steps):
         return False

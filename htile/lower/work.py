@@ -13,7 +13,7 @@ import torch
 
 from ..frontend.dynamic import ACCESS_BYTES
 from ..frontend.graph import Graph, Input, Node, Output, Role, memory_of
-from ..frontend.ops import COLLECTIVES, SCANS, Op
+from ..frontend.ops import COLLECTIVES, SCANS, Op, Varies
 from .choice.instructions import (
     ADDRESS,
     FREE_ADDRESSES,
@@ -47,6 +47,7 @@ class Work:
         the columns do.
     lookups: rows of tables that indices choose. Where a row is held, each is loaded once; loops
         load a chunk of it wherever they read it.
+    gathered: rows and columns whose elements the indices of another row choose.
     writes: the results that are whole rows.
     row_bytes, column_bytes: bytes of one element of all row inputs, and of all columns.
     narrowest: the same of the row that has the fewest and is no mask; 16 where there is none.
@@ -77,6 +78,8 @@ class Work:
         self.cut = tuple([o for o in torn if isinstance(o, Output)])
         self.columns = tuple(i for i in self.loaded if i.role is Role.COLUMN)
         self.lookups = tuple([n for n in graph if n.op is Op.LOOKUP and n.value.spread])
+        sources = {n.inputs[0] for n in graph if n.op is Op.GATHER}
+        self.gathered = tuple([i for i in graph.inputs if i.id in sources])
         self.writes = tuple(o for o in graph.outputs if o.is_row and o.over is None)
         self.row_bytes = sum(i.dtype.itemsize for i in self.of(Role.ROW))
         self.column_bytes = sum(i.dtype.itemsize for i in self.columns)
@@ -270,7 +273,10 @@ class Work:
         written = [output for output in self.graph.outputs if output.over is None]
         sizes = ([memory_of(each, self.graph.n) for each in pieces] for pieces in (read, written))
         of_rows, of_results = map(sum, sizes)
-        return of_rows + self.table_bytes, of_results
+        # A gathered row counts as if each of its elements was read once.
+        gathered = [self.graph[i.id].value.inner[-1] * i.dtype.itemsize for i in self.gathered
+                    if self.graph[i.id].value.varies is Varies.ROW]  # fmt: skip
+        return of_rows + self.table_bytes + sum(gathered), of_results
 
     @cached_property
     def table_bytes(self) -> int:

@@ -114,11 +114,14 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
 def _crosses(placed: Graph, name: str, result: Output) -> bool:
     """Whether a thread may write elements of the argument before others have read them.
 
-    That is where a piece of the result lies where a piece of the argument has other columns, and
-    where an element is read at an index that comes of a reduction. Other elements at indices are
-    read before anything is written (`htile.lower.steps.Fence`).
+    That is where a piece of the result lies where a piece of the argument has other columns, where
+    each column reads an element at an index of its own, and where an element is read at an index
+    that comes of a reduction. Other elements at indices are read before anything is written
+    (`htile.lower.steps.Fence`).
     """
     leaves = {i.id: i for i in placed.inputs if i.name == name}
+    if any(node.op is Op.GATHER and node.inputs[0] in leaves for node in placed):
+        return True
     takes = [node for node in placed if node.op is Op.TAKE and node.inputs[0] in leaves]
     if any(is_late(placed, take) for take in takes):
         return True

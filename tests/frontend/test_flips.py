@@ -70,6 +70,7 @@ TURNED = {
     "columns": lambda x: x.flip(0) * torch.arange(x.shape[0]),
     "changed": changed,
 }
+OF_SCANS = ("from the front", "products", "of a sum")
 PAIRS = {
     "pairs": lambda x: x.view(-1, 2).flip(-1).flatten(),
     "halves": lambda x: x.view(2, -1).flip(0).flatten(),
@@ -108,9 +109,16 @@ def test_every_dtype_stays(dtype):
         torch.testing.assert_close(result.float(), expected.float(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", TURNED)
-def test_long_rows_are_not_turned(name):
-    with pytest.raises(UnsupportedError, match=r"at most 64 .* or pass x\.flip") as caught:
+@pytest.mark.parametrize("n", [65, 200])
+@pytest.mark.parametrize("name", [name for name in TURNED if name not in OF_SCANS])
+def test_long_rows_are_turned(name, n):
+    """Each element is loaded from its place."""
+    check(TURNED[name], rows(n))
+
+
+@pytest.mark.parametrize("name", OF_SCANS)
+def test_long_rows_that_are_scanned_are_not_turned(name):
+    with pytest.raises(UnsupportedError, match=r"more than 64 .* or pass x\.flip") as caught:
         htile.rowwise(TURNED[name])(rows(65))
     assert "flip" in caught.value.loc.text
 

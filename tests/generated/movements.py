@@ -311,6 +311,10 @@ def interpreted(placed: Graph, traced: Graph, named: dict, lead: tuple[int, ...]
             table, index = operands[0], operands[1][:, 0].astype(int)
             place = np.where(index < 0, index + table.shape[1], index)
             found = table[np.arange(rows), place].reshape((rows, -1))
+        elif node.op is Op.GATHER:
+            row, index = operands
+            place = np.clip(index, 0, row.shape[1] - 1).astype(int)
+            found = np.take_along_axis(np.broadcast_to(row, (rows, row.shape[1])), place, 1)
         else:
             found = MEANT[node.op](*operands)
         is_table = node.op is Op.INPUT and leaves[node.id].role is Role.TABLE

@@ -187,9 +187,9 @@ def test_shares():
     graphs = [kernel_of(seed).graph for seed in SEEDS]
     # test_movements.py has these, rows of any length LENGTH, test_matrices.py MATMUL. No kernel has
     # STOP and CUSTOM. Only derivatives have SUM_FROM_END, test_order_statistics.py has KTHVALUE,
-    # and test_cumulative.py the other scans.
+    # test_cumulative.py the other scans, and test_gathers.py GATHER.
     elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.LOOKUP, Op.LENGTH, Op.STOP, Op.CUSTOM, Op.MATMUL}
-    elsewhere |= SCANS - {Op.CUMSUM, Op.CUMPROD} | {Op.KTHVALUE}
+    elsewhere |= SCANS - {Op.CUMSUM, Op.CUMPROD} | {Op.KTHVALUE, Op.GATHER}
     assert {node.op for graph in graphs for node in graph} == set(Op) - elsewhere
     sizes = [sum(node.op not in LEAVES for node in graph) for graph in graphs]
     assert statistics.median(sizes) >= 8

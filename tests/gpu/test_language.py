@@ -544,6 +544,7 @@ def test_every_operation_runs():
     seen = {node.op for f, args in cases("meta") for node in f.inspect(*args).graph}
     elsewhere = MOVEMENTS - {Op.RESHAPE} | {Op.UNBUNDLE, Op.BUNDLE}  # test_parts.py
     elsewhere |= {Op.INDEX, Op.TAKE, Op.LOOKUP}  # test_indices.py, test_tables.py
+    elsewhere |= {Op.GATHER}  # test_gathers.py
     elsewhere |= {Op.LENGTH}  # test_dynamic.py
     elsewhere |= {Op.MATMUL}  # test_products.py
     elsewhere |= {Op.STOP, Op.CUSTOM}  # which no kernel has

@@ -69,7 +69,8 @@ def _number(text: str, kind: str) -> np.ndarray:
     dtype, bits = KINDS.get(kind, FLOAT)
     if text.startswith("0f"):
         return np.full(WARP, int(text[2:], 16), np.uint32).view(dtype)
-    return np.full(WARP, int(text, 0) % (1 << 8 * dtype.itemsize), bits).view(dtype)
+    number = int(text.removesuffix("U"), 0)
+    return np.full(WARP, number % (1 << 8 * dtype.itemsize), bits).view(dtype)
 
 
 @cache
@@ -254,6 +255,11 @@ class Warp:
         self._set(active, operands[0], -self._value(operands[1], opcode[1]))
 
     def _mul(self, active, opcode, operands):
+        if opcode[1] == "hi":
+            dtype, _ = KINDS[opcode[2]]
+            a, b = (self._value(text, opcode[2]).astype(object) for text in operands[1:])
+            self._set(active, operands[0], ((a * b) >> 8 * dtype.itemsize).astype(dtype))
+            return
         if opcode[1] != "wide":
             self._calculate(active, np.multiply, opcode, operands)
             return
@@ -298,6 +304,16 @@ class Warp:
         a, b = (self._value(text, opcode[2]) for text in operands[1:])
         self._set(active, operands[0], _compared(opcode[1], a, b))
 
+    def _prmt(self, active, opcode, operands):
+        """Four of the eight bytes of two words, as the digits of a number choose them."""
+        low, high = (self._value(text, "u32") for text in operands[1:3])
+        each = np.stack((low, high), 1).view(np.uint8)
+        chosen = self._value(operands[3], "u32")[:, None] >> np.arange(0, 16, 4, dtype=np.uint32)
+        found = np.take_along_axis(each, (chosen & 7).astype(np.int64), 1)
+        repeats = (chosen & 8).astype(bool)  # the sign of the byte
+        found = np.where(repeats, (found.view(np.int8) >> 7).view(np.uint8), found)
+        self._set(active, operands[0], np.ascontiguousarray(found).view(np.uint32)[:, 0])
+
     def _selp(self, active, opcode, operands):
         a, b = (self._value(text, opcode[1]) for text in operands[1:3])
         self._set(active, operands[0], np.where(self.registers[operands[3]], a, b))
@@ -308,6 +324,10 @@ class Warp:
             dtype = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}[opcode[2]]
             pair = torch.from_numpy(np.stack((low, high), 1)).to(dtype)
             self._set(active, operands[0], pair.view(torch.uint8).numpy().view(np.uint32)[:, 0])
+        elif opcode[-2] in ("f16", "bf16"):
+            dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[opcode[-2]]
+            value = torch.from_numpy(self._value(operands[1], "f32").copy()).to(dtype)
+            self._set(active, operands[0], value.view(torch.int16).numpy())
         elif opcode[-1] in ("f16", "bf16"):
             value = _floats(self._value(operands[1], "u16"), opcode[-1]).astype(np.float32)
             self._set(active, operands[0], np.where(np.isnan(value), NAN, value))

@@ -172,7 +172,7 @@ def _is_like_measured(work: Work) -> bool:
     """Whether `preference` was measured on such functions."""
     tensors = work.rows, work.columns, work.writes
     is_small = max(map(len, tensors)) <= MEASURED_TENSORS and not work.chains
-    reads_chosen = any(node.op in (Op.TAKE, Op.LOOKUP) for node in work.graph)
+    reads_chosen = any(node.op in (Op.TAKE, Op.GATHER, Op.LOOKUP) for node in work.graph)
     sizes = [each.dtype.itemsize for each in (*work.rows, *work.writes)]
     is_whole = not (reads_chosen or work.ends) and min(sizes, default=0) >= MEASURED_ITEM_BYTES
     return is_small and is_whole and work.held.costs[0] <= MEASURED_INSTRUCTIONS

@@ -30,7 +30,7 @@ OP_COSTS = {
     Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (88, 2), Op.PHILOX: (40, 0), Op.WORD: (60, 0),
     Op.UNIFORM: (3, 0), Op.EXPONENTIAL: (28, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0),
     Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
-    Function.FOURS: (16, 0),
+    Op.GATHER: (8, 0), Function.FOURS: (16, 0),
     Function.BOUNDED: (2, 1), Function.QUOTIENT: (2, 1), Function.NUMBER: (2, 0),
     Function.SHARED: (4, 0), Function.FAST: (2, 1), Function.GELU: (15, 2),
     Function.ELEMENT: (0, 0), (Op.EXP, Function.NEAR): (5, 1),

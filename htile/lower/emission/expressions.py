@@ -122,7 +122,7 @@ EMIT: dict[Op, Expression] = {
     Op.PHILOX: _philox, Op.WORD: _word, Op.UNIFORM: _call("uniform"),
     Op.EXPONENTIAL: _call("exponential"),
     **dict.fromkeys(  # as pictures have them
-        (Op.TAKE, Op.LOOKUP), lambda node, args, function: f"{args[0]}[{args[1]}]"),
+        (Op.TAKE, Op.GATHER, Op.LOOKUP), lambda node, args, function: f"{args[0]}[{args[1]}]"),
     Op.NEG: lambda node, args, function: f"-{args[0]}",
     Op.ADD: _by_function(_binary("+"), fma="fma"),
     Op.SUB: _by_function(_binary("-"), fms="fms", fnma="fnma"),

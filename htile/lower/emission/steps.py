@@ -71,6 +71,11 @@ def print_step(names: Names, step: Step, ctx: str = "ctx", indent: str = INDENT)
                     args += map(str, node.arg or ())  # the columns that are read of it
                     taken = f"{ctx}.look_up({', '.join(args)}).load()"
                 return located(assign(names, leaf, taken, indent, id), node)
+            if node.op is Op.GATHER:
+                leaf = names.plan.work.source(node)
+                args = f"{names.tensors[leaf]}, {names.operand(node.inputs[1])}"
+                taken = f"{ctx}.gather({args}).load()"
+                return located(assign(names, leaf, taken, indent, id), node)
             head = f"{indent}{names.values[id]} = "
             lines = located(wrapped_expression(head, names.expression(step, ctx)), node)
             if id in names.repeated:

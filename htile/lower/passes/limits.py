@@ -27,7 +27,9 @@ LARGEST = 2**31 - 1  # of them
 HOLDS = {Op.LT: 0, Op.LE: 1, Op.EQ: 1}
 FAILS = {Op.GE: 0, Op.GT: 1, Op.NE: 1}
 # Like all reductions, these read elements whatever is wanted of their result.
-READ_WHOLE = frozenset({Op.TAKE, Op.LOOKUP, Op.GROUPED, Op.SUM_FROM_END, Op.KTHVALUE})
+READ_WHOLE = frozenset({
+    Op.TAKE, Op.GATHER, Op.LOOKUP, Op.GROUPED, Op.SUM_FROM_END, Op.KTHVALUE,
+})  # fmt: skip
 # An integer of each row and what is added to it; or a mask of each row, and for which of its values
 # the row is read.
 End = tuple[int, int | bool]
@@ -118,7 +120,7 @@ def _is_known_early(graph: Graph, node: Node) -> bool:
     made = [graph[id] for id in ancestors(graph, [node])]
     roles = {i.id: i.role for i in graph.inputs}
     return not any(
-        each.value.spread or each.op in COLLECTIVES or each.op in (Op.TAKE, Op.LOOKUP)
+        each.value.spread or each.op in COLLECTIVES or each.op in (Op.TAKE, Op.GATHER, Op.LOOKUP)
         or roles.get(each.id) in (Role.ROW, Role.COLUMN)
         for each in made
     )  # fmt: skip

@@ -28,7 +28,7 @@ MIRRORED = {Op.LT: Op.GT, Op.GT: Op.LT, Op.LE: Op.GE, Op.GE: Op.LE, Op.EQ: Op.EQ
 INT32, INT64 = torch.int32, torch.int64
 LIMITS = torch.iinfo(INT32)
 Range = tuple[int, int]
-TAKES_BOTH = frozenset({Op.CAST, Op.CONVERT, Op.TAKE, Op.LOOKUP})  # an int32 as well as an int64
+TAKES_BOTH = frozenset({Op.CAST, Op.CONVERT, Op.TAKE, Op.GATHER, Op.LOOKUP})  # int32 or int64
 # What adds up elements of an axis, all or those up to each: at most so many times their range.
 SUMS = frozenset({Op.SUM, Op.CUMSUM, Op.SUM_FROM_END})
 # What gives one of several keys, or the same ones. There are as many keys as ranks, so never none.

@@ -126,7 +126,9 @@ def _is_placed(graph: Graph) -> bool:
         if node.op in COLLECTIVES and node.arg is not None:
             return False
         of_row = any(graph[i].value.spread for i in node.inputs)
-        if node.op is Op.TAKE or (node.op is Op.LOOKUP and node.inputs[0] not in tables):
+        if node.op in (Op.TAKE, Op.GATHER):
+            return False
+        if node.op is Op.LOOKUP and node.inputs[0] not in tables:
             return False
         if node.op in MOVEMENTS and (node.op is not Op.RESHAPE or of_row):
             return False
@@ -243,6 +245,10 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
             leaf = self.graph[inputs[0]]
             row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
             return self._add(Placed(op, (row, self._want(inputs[1], ())), arg, (), node))
+        if op is Op.GATHER:
+            leaf = self.graph[inputs[0]]
+            row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
+            return self._computed(op, (row, self._want(inputs[1], wanted)), arg, node)
         if op is Op.LOOKUP:
             axis = Axis(("index", inputs[1], 0), 0, self.graph[inputs[0]].value.inner[0])
             self.lookups.setdefault(axis, node)

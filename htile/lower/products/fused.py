@@ -17,7 +17,8 @@ from .levels import Product
 ROLES = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.SCALAR, Role.DEVICE_SCALAR)
 LOADED = (*HALVES, torch.float32, torch.int32, torch.int64)  # dtypes of what bodies read
 UNFUSED = frozenset({
-    Op.LENGTH, Op.TAKE, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.KEY, Op.KEY_INDEX, Op.KEY_VALUE,
+    Op.LENGTH, Op.TAKE, Op.GATHER, Op.LOOKUP, Op.BUNDLE, Op.UNBUNDLE, Op.KEY, Op.KEY_INDEX,
+    Op.KEY_VALUE,
 }) | SCANS | {Op.KTHVALUE}  # fmt: skip
 IN_TILES = frozenset({Op.SUM, Op.MEAN, Op.MAX, Op.MIN, Op.PROD})  # what reduces rows of a tile
 WIDEST = 256  # columns of a tile, at most

@@ -285,16 +285,16 @@ def _gradients(call: Call, kept: tuple, cotangents: tuple) -> Sequence[torch.Ten
     results = with_gradients(backward.run, given, lead)
     add_backward(derivative, backward, given, lead)
     found = [None if k is None else results[k] for k in backward.gradients]
+    if backward.scattered:
+        from .tables import with_rows  # which few functions need
+
+        found = with_rows(found, results, backward.scattered, derivative.repeated)
     if derivative.repeated:
         named = zip(derivative.wrt, found, like, strict=True)
         found = [
             g.sum_to_size(shape).to(dtype) if g is not None and name in derivative.repeated else g
             for name, g, (shape, dtype) in named
         ]
-    if backward.scattered:
-        from .tables import with_rows  # which few functions need
-
-        found = with_rows(found, results, backward.scattered)
     return found
 
 

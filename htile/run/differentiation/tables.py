@@ -1,4 +1,4 @@
-"""Gradients of tables from what each row adds to one of theirs: torch adds it up, in one order.
+"""Gradients of what indices choose from, of what each row adds: torch adds it up, in one order.
 
 torch sorts the indices, keeps the order of equal ones, and adds in float32. What it adds does not
 depend on anything else, so the bits are the same in every run. In a graph that torch compiles it is
@@ -7,7 +7,7 @@ an operation, because Inductor would make additions of it that take place in any
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 
 import torch
@@ -22,17 +22,20 @@ LIBRARY = torch.library.Library("htile", "FRAGMENT")
 
 def with_rows(
     found: list[torch.Tensor | None], results: Sequence[torch.Tensor],
-    scattered: Sequence[tuple[int, int, int, Scattered]],
+    scattered: Sequence[tuple[int, int, int, Scattered]], repeated: Collection[str],
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Gradients with those that are to be added up of rows.
 
     scattered: for each such part which gradient it belongs to, and the places of both outputs.
+    repeated: the parameters whose gradients stay in float32, because they are added up further.
     """
     found, dtypes = list(found), {}
     for k, rows, at, of in scattered:
-        part = _moved_back(_added(results[rows], results[at], of.shape), of)
+        add = _added_to_rows if of.of_each_row else _added
+        part = _moved_back(add(results[rows], results[at], of.shape), of)
         found[k] = part if found[k] is None else found[k] + part
-        dtypes[k] = of.dtype
+        if of.table not in repeated:
+            dtypes[k] = of.dtype
     for k, dtype in dtypes.items():
         found[k] = found[k].to(dtype)
     return found
@@ -46,6 +49,18 @@ def _added(rows: torch.Tensor, at: torch.Tensor, shape: tuple[int, ...]) -> torc
     is_traced = is_recorded(given) and not is_inside_transform(given) and not rows.requires_grad
     add = torch.ops.htile.add_rows.default if is_traced else _add_rows
     return add(rows, at, count).reshape(shape)
+
+
+def _added_to_rows(
+    values: torch.Tensor, at: torch.Tensor, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """What is added to zeros of this shape, for each row at the indices of the row.
+
+    values, at: of shape (*lead, K). The result is of shape (*lead, *shape).
+    """
+    (size,), lead = shape, at.shape[:-1]
+    first = torch.arange(prod(lead), device=at.device).reshape(*lead, 1) * size
+    return _added(values, at + first, (prod(lead) * size,)).reshape(*lead, size)
 
 
 def _add_rows(rows: torch.Tensor, at: torch.Tensor, count: int) -> torch.Tensor:
