@@ -142,7 +142,7 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
 
 
 def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
-    """The results of an exchange, and what each of them is of."""
+    """The results of an exchange, and what each of them reduces."""
     graph = plan.graph
     if chains := [part for part in dict.fromkeys(step.parts) if part.chain is not None]:
         return _describe_ranks(names, step, chains)

@@ -97,7 +97,7 @@ class Sweeps:
 
     @cached_property
     def counting_costs(self) -> int:
-        """Those of the first that count elements, in loops that need no registers for them."""
+        """The part of `costs` that counts elements, in loops that need no registers for it."""
         parts = [part for reduce in self.reduces for part in reduce.parts]
         return sum([counting_cost(part) for part in parts if part.kind is KTHVALUE])
 
