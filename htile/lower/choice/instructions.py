@@ -40,7 +40,7 @@ OP_COSTS = {
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
     Function.INDEXED: (2, 0), (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
 }  # fmt: skip
-# These are for a division by what the row has once, whose reciprocal is computed once too.
+# These are for a division by a value of the row, whose reciprocal is computed once.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector, and an
 # element by its rank for each bit (`counting_cost`).
@@ -124,7 +124,7 @@ def _listed(graph: Graph, step: Compute) -> tuple[int, int]:
 def value_costs(graph: Graph, computes: Iterable[Compute], stored: int = 0) -> int:
     """Those of a thread for values that its row has once, `stored` of which are results.
 
-    Every thread of the row computes them. So they count the more, the fewer elements each has.
+    Every thread of the row computes them, so they count more if each has fewer elements.
     """
     return STORED * stored + sum([_value_costs(graph, step) for step in computes])
 
