@@ -173,7 +173,7 @@ def _describe_by_rank(names: Names, step: Reduce) -> str:
 
 
 def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:
-    """The same of a stage that finds ranks, with what else it reduces."""
+    """The ranks that a stage finds, and what else it reduces."""
     graph = names.plan.graph
     found = [
         f"{names.values[id]} = {graph[id].op.value} of {names.operand(graph[id].inputs[0])}"

@@ -106,7 +106,7 @@ def plans_over_rows(work: Work, target: Target, held: Iterable[Plan]) -> Iterato
 
 
 def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
-    """The same of one plan, and of those that differ from it in placement."""
+    """The plans with a loop over rows for the numerics of this plan of held rows."""
     fitting = [way for way in _ways(work, target, plan) if way.free >= 0]
     if not fitting:
         return

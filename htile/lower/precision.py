@@ -75,7 +75,7 @@ def _keeps_error(graph: Graph, reader: Node, node: Node, signs: dict[int, Sign])
 
 
 class Sign(NamedTuple):
-    """Whether no element is negative, and whether none is positive. Of zeros both are true."""
+    """Whether no element is negative, and whether none is positive. Zeros have both."""
 
     not_negative: bool
     not_positive: bool

@@ -119,7 +119,7 @@ class Chain:
 
     @property
     def _sorting(self) -> int:
-        """The same, if it sorts all of them."""
+        """`sorting`, if a thread sorts all of its elements."""
         steps = (min(len(self.results), MOST_SORTED) - 1).bit_length()
         comparisons = steps * (steps + 1) / 4 + 1 + steps / 2  # in runs, and in merges of them
         return round(comparisons * (2 if self.index_bits else 5))

@@ -58,7 +58,7 @@ SOFTMAX = Reduction("softmax", LARGER, -inf)
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 # A thread has maxima of its own elements, and sums relative to them.
 PEAK, FOLLOWING = Reduction("peak", LARGER, -inf), Reduction("following", ADD, 0.0)
-# A thread has its first keys in order. All ranks of a chain come of one exchange.
+# A thread has its first keys in order. One exchange gives all ranks of a chain.
 RANKS = Reduction("ranks", LARGER, -inf)
 # All threads count the elements below a number, once for each bit of the one that is looked for.
 KTHVALUE = Reduction("kthvalue", ADD, inf)
@@ -83,16 +83,16 @@ OF_OP: Mapping[Op, Reduction] = {
     Op.KTHVALUE: KTHVALUE, **SCANNED,
 }  # fmt: skip
 
-# A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
-# not more than VERY_LONG_N elements. There a lane would combine what four warps send of two
-# reductions, and many rows lose more by that than a second exchange takes.
+# One exchange gives a mean and the squares about it, except for rows of more than JOINT_N and not
+# more than VERY_LONG_N elements. There a lane would combine what four warps send of two reductions,
+# and many rows lose more by that than a second exchange takes.
 JOINT_N = 65536
 VERY_LONG_N = 262144
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that threads carry from element to element, and the reductions that come of it.
+    """One thing that threads carry from element to element, and the reductions that it gives.
 
     results: the nodes of the reductions. The operand of the first one is what is reduced; for
         FOLLOWING, so are the operands of the others.
@@ -136,7 +136,7 @@ class Reduce:
     """One stage of reductions. All threads of the row have its results after it.
 
     results: the nodes of the reductions.
-    parts: for each result, in the order of their slots, the part that it comes of.
+    parts: for each result, in the order of their slots, the part that gives it.
     slot: how many places of the exchange buffer the reductions before it take.
     scans: how many scans the stages before it have.
     exchanges: whether threads wait for each other. They do not where an exchange before has brought
@@ -175,7 +175,7 @@ class Reduce:
 
     @property
     def is_pair(self) -> bool:
-        """Whether a maximum and the sum of exponentials below it come of this one exchange."""
+        """Whether this one exchange gives a maximum and the sum of exponentials below it."""
         return self.parts[0].at_once and self.parts[0].kind is SOFTMAX
 
     @property

@@ -32,10 +32,10 @@ STAGED_BYTES = 48 << 10
 # rows of the fitting half (one H200, 2026-11-28): the regret is 1.042 with these, and 1.084
 # without.
 LONGER_LOOPS, LONGER_LATE = {Home.SHARED: 1.3, Home.PACKED: 1.2, Home.REREAD: 1.1}, 1.1
-# The same of long held rows beside staged columns: where a thread has too few elements to read them
-# by vectors, and where it reads several so. Chosen on 123 timings of norms of odd rows: the ten
-# kernels, the fitting half and two other functions (H200, 2026-11-28). They are for what most of
-# these have: at most MEASURED_ROWS rows, of 16 bits, and light elements.
+# The same for long held rows beside staged columns: where a thread has too few elements to read
+# them by vectors, and where it reads several columns so. Chosen on 123 timings of norms of odd
+# rows: the ten kernels, the fitting half and two other functions (H200, 2026-11-28). They are for
+# what most of these have: at most MEASURED_ROWS rows, of 16 bits, and light elements.
 LONGER_FEW, BY_VECTORS, MEASURED_ROWS = 1.1, 0.96, 2
 
 
@@ -50,7 +50,7 @@ def longer(plan: Plan) -> float:
 
 
 def _longer_staged(plan: Plan) -> float:
-    """The same of a plan with staged columns."""
+    """The same for a plan with staged columns."""
     work = plan.work
     is_measured = plan.graph.n > STAGED_N and len(work.rows) <= MEASURED_ROWS
     if not is_measured or work.is_wide or not is_light(plan):

@@ -274,7 +274,7 @@ class Work:
 
     @cached_property
     def table_bytes(self) -> int:
-        """Those bytes read for one row that are rows of tables."""
+        """The bytes read for one row that are rows of tables."""
         return sum([self.bytes_looked_up(node) for node in self.lookups])
 
     def bytes_looked_up(self, node: Node) -> int:

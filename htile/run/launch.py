@@ -105,7 +105,7 @@ class Request:
 
     @cached_property
     def joined(self) -> int:
-        """How many rows of the call are one row of the kernel, if it has a plan that is wanted."""
+        """How many rows of the call become one row of the kernel, if it has such a plan."""
         joined, lead = self.may_join, self.call.lead
         if joined == 1 or self.copied or lead[-1] % joined or self.repeats or self.scattered:
             return 1

@@ -250,7 +250,7 @@ class Runner(Operation):
 
 
 def _key(values: tuple, lead: tuple[int, ...]) -> tuple:
-    """What tells calls of one graph apart that need different launches."""
+    """A key that differs for calls of one graph that need different launches."""
     return lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
 
 

@@ -337,7 +337,7 @@ def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
 
 
 def _waits(plan: Plan) -> tuple[int, int, int]:
-    """Of one thread block: iterations of loops, and how often it waits for memory and for L2."""
+    """Iterations of loops of one thread block, and how often it waits for memory and for L2."""
     place, loops, rows_home = plan.placement, plan.sweeps.loops, plan.rows_home
     if rows_home is Home.REGISTERS:
         memory_waits = 1 + bool(plan.work.lookups)  # rows of tables wait for their indices

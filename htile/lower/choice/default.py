@@ -46,7 +46,7 @@ MANY_BYTES = 256 << 20  # of all rows, where they are many
 SLOW = 1.25
 # Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
 # and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
-# more were not measured. Of functions that were not measured it is at most ALIKE times as long.
+# more were not measured. For functions that were not measured, the limit is ALIKE times as long.
 ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
 # Functions were measured that have at most so many rows, columns and results, and that take at most
 # so many instructions for an element of a row that is held. Elements of rows and results had 16
@@ -105,7 +105,7 @@ def _divided(plan: Plan) -> tuple[str, int, int]:
 
 
 def _is_modelled(target: Target) -> bool:
-    """Whether costs are known. Those of GPUs without clusters are not, nor those of long rows."""
+    """Whether costs are known. They are not for GPUs without clusters, nor for long rows."""
     return target.arch.max_cluster > 1 and target.n <= VERY_LONG_N
 
 

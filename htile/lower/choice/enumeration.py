@@ -26,7 +26,7 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
 
 
 def plans_of_work(work: Work, target: Target) -> list[Plan]:
-    """The same, of a graph whose work is there already."""
+    """The same, for a graph whose work is known already."""
     enumeration = _Enumeration(work, target)
     if work.graph.over_rows:
         return list(plans_over_rows(work, target, enumeration.held()))
