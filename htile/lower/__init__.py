@@ -1,7 +1,7 @@
 """From a traced graph to the source of its kernel: passes, plans, choice, emission.
 
-A plan and what it is made of are the modules here. The packages `passes`, `choice` and `emission`
-are the steps around it, and `products` has all three for functions with matrix products.
+The modules here make up a plan. The packages `passes`, `choice` and `emission` are the steps around
+it, and `products` has all three for functions with matrix products.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def plans_for(
     """Every sensible plan.
 
     `wanted` keeps only plans with these values of `Numerics` and `Placement` fields. Raises
-    LoweringError where no plan is left, for rows and reductions beyond what any plan holds, and for
-    float8 where the architecture does not convert it, and UnsupportedError for scans of rows, and
-    results over all rows, that no plan holds in registers.
+    LoweringError if no plan is left, if no plan has room for the rows or reductions, or if the
+    architecture does not convert float8. Raises UnsupportedError if scans, or results over all
+    rows, need rows in registers and no plan holds them there.
     """
     if graph.n > MAX_N:
         raise LoweringError(

@@ -142,7 +142,7 @@ def _describe_steps(plan: Plan, names: Names, steps: Iterable[Step]) -> list[str
 
 
 def _describe_reduce(plan: Plan, names: Names, step: Reduce) -> str:
-    """The results of an exchange, and what each of them is of."""
+    """The results of an exchange, and what each of them reduces."""
     graph = plan.graph
     if chains := [part for part in dict.fromkeys(step.parts) if part.chain is not None]:
         return _describe_ranks(names, step, chains)
@@ -173,7 +173,7 @@ def _describe_by_rank(names: Names, step: Reduce) -> str:
 
 
 def _describe_ranks(names: Names, step: Reduce, chains: list[Part]) -> str:
-    """The same of a stage that finds ranks, with what else it reduces."""
+    """The ranks that a stage finds, and what else it reduces."""
     graph = names.plan.graph
     found = [
         f"{names.values[id]} = {graph[id].op.value} of {names.operand(graph[id].inputs[0])}"

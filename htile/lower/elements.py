@@ -2,8 +2,8 @@
 
 `p[label]` of a computed row is computed from the element of the input at that index, so that no
 thread has to ask another one for it. `p[1:]` is computed from a row that is loaded once more. Both
-have to be computed by the same device functions as the row: `(p > p[label]).sum()`, the rank of a
-label, would else count the label itself where the two are rounded differently.
+have to be computed by the same device functions as the row. Otherwise `(p > p[label]).sum()`, the
+rank of a label, would count the label itself where the two are rounded differently.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FUSED = (Function.FMA, Function.FMS, Function.FNMA)  # of the factors of a produ
 def elements(graph: Graph) -> dict[int, Node]:
     """The node of the row, by the id of each value whose elements are some of the row's.
 
-    They are found where the kernel reads all of the row, or column, that an argument is. What is
-    computed of several arguments is an element only if it takes the same one of each.
+    They are found only if the kernel reads the whole row or column that an argument is. A value
+    computed from several arguments is an element only if it takes the same element of each.
     """
     taken = [i for i in graph.inputs if i.role is Role.TAKEN]
     parts = [i for i in graph.inputs if i.view is not None]
@@ -59,7 +59,7 @@ def elements(graph: Graph) -> dict[int, Node]:
 
 
 def _done(graph: Graph, node: Node, elements: Mapping[int, Node]) -> tuple:
-    """What a node does with which operands, in place of elements with the rows that they are of."""
+    """What a node does with which operands; the row stands for each of its elements."""
     operands = []
     for operand in graph.operands(node):
         operand = strip(graph, operand)

@@ -1,18 +1,18 @@
 """Sums that are taken before the row's maximum is known: sum(exp(x - max(x)) * a), and others.
 
-A softmax waits for its maximum m, and what is summed of its exponentials would wait for a second
-exchange. So a thread sums with the maximum of its own elements. One exchange brings all maxima and
-sums, and each sum is moved from the maxima that it was taken with to those of the row.
+A softmax waits for its maximum m, and sums of its exponentials would wait for a second exchange. So
+a thread sums relative to the maximum of its own elements. One exchange brings all maxima and sums,
+and then each sum is moved from the thread's maxima to those of the row.
 
-Such a sum has terms P * (s * x + a), where P is a number times a product of exponentials
-exp(x_j - m_j), each of another maximum, and where s * x stands for a sum of exponents x_j - m_j
-with numbers. From maxima m to maxima n it moves as
+Such a sum has terms P * (s * x + a). P is a number times a product of exponentials exp(x_j - m_j),
+each with another maximum. s * x stands for a weighted sum of exponents x_j - m_j. From maxima m to
+maxima n the sum moves as
 
     sum(n) = (sum(m) + s * (m - n) * sum of P) * exp(m_j - n_j) * ...
 
-Entropies and divergences have such exponents. Then P has one exponential, of which the plain sum
-has to be there too. The same for a softmax alone: M. Milakov and N. Gimelshein, Online normalizer
-calculation for softmax (2018), section 3.1.
+Entropies and divergences have such exponents. Then P has one exponential, whose plain sum has to be
+there too. For a softmax alone, see M. Milakov and N. Gimelshein, Online normalizer calculation for
+softmax (2018), section 3.1.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Terms:
         return None
 
     def _exponent(self, node: Node) -> int | None:
-        """The maximum that the node subtracts from what it is the maximum of."""
+        """The maximum of x, by its id, if the node is x minus it and sums follow it."""
         peak = subtracted(self.graph, node, Op.MAX)
         if peak is None or peak.id not in self.maxima or peak.arg is not None:
             return None
@@ -157,7 +157,7 @@ class _Terms:
     def _is_cut(self, node: Node) -> bool:
         """Whether it is an exponent, or a number where that is larger.
 
-        In a product with the exponential that makes a difference only where that is 0.
+        Multiplied by the exponential, the two differ only where the exponential is 0.
         """
         if node.op is not Op.MAXIMUM:
             return False

@@ -1,13 +1,13 @@
-"""Many rows with several of them as one, of functions that compute each element by itself.
+"""Several rows joined into one, for functions that compute each element by itself.
 
 Where a row is no multiple of 16 bytes long, its vectors are short, or single elements. But where
 nothing depends on a row or on a column, rows that follow each other in memory may as well be one
 row: eight rows of 67 elements are one of 536, which is whole vectors of 8 elements. So a kernel for
 such a function takes as many rows together as make vectors whole.
 
-It does so for many rows only. Few rows wait for memory, and are the quicker the more threads have
-them. Rows that are shifted (`vectors.is_shifted`) have long vectors by themselves, and stay as they
-are where they wait for memory. Where they wait for instructions, those that shift them count.
+It does so for many rows only. Few rows wait for memory, and are faster with more threads. Shifted
+rows (`vectors.is_shifted`) have long vectors anyway, so they stay as they are if they wait for
+memory. If they wait for instructions, joining them saves those that shift.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ OF_ALL = (Role.SCALAR, Role.DEVICE_SCALAR)  # what is the same in each row and c
 
 
 def rows_together(graph: Graph) -> int:
-    """How many rows of a placed graph are one where there are many; 1 where each is by itself.
+    """How many rows of a placed graph are joined into one if there are many rows; 1 for none.
 
-    They are the fewest that are whole vectors of the greatest length. It is 1 where the joined row
-    would be very long.
+    It is the least number that makes whole vectors of the greatest length. It is 1 if the joined
+    row would be very long.
     """
     if graph.multiple is not None or graph.n == 1 or not _is_of_elements(graph):
         return 1
@@ -48,7 +48,7 @@ def rows_together(graph: Graph) -> int:
 
 
 def _waits_for_instructions(graph: Graph) -> bool:
-    """Whether what is computed of an element takes longer than to move it, by far."""
+    """Whether computing an element takes far longer than moving it."""
     rows = [i for i in graph.inputs if i.role is Role.ROW]
     moved = sum([each.dtype.itemsize for each in (*rows, *graph.outputs)])
     return Work(graph).held.costs[0] >= INSTRUCTIONS * moved
@@ -68,7 +68,7 @@ def joined(graph: Graph, rows: int) -> Graph:
 
 
 def _is_of_elements(graph: Graph) -> bool:
-    """Whether each element of the results depends on elements of the rows at its place alone."""
+    """Whether each element of a result depends only on the elements at its place in the rows."""
     inputs = [i.role in OF_ALL or (i.role is Role.ROW and i.view is None) for i in graph.inputs]
     outputs = [o.is_row and o.over is None and o.view is None for o in graph.outputs]
     nodes = [node.op in ELEMENTWISE or node.op in (Op.INPUT, Op.CONST) for node in graph]

@@ -90,7 +90,7 @@ def workspace_bytes(plan: Plan) -> int:
 
 
 def without_sums(graph: Graph) -> Graph | None:
-    """The graph without such results, of which row results have their numerics; None if empty."""
+    """The graph without such results, whose numerics row results take; None if empty."""
     left = tuple(output for output in graph.outputs if output.over is None)
     return replace(graph, outputs=left) if left else None
 
@@ -106,7 +106,7 @@ def plans_over_rows(work: Work, target: Target, held: Iterable[Plan]) -> Iterato
 
 
 def _of_numerics(work: Work, target: Target, plan: Plan) -> Iterator[Plan]:
-    """The same of one plan, and of those that differ from it in placement."""
+    """The plans with a loop over rows for the numerics of this plan of held rows."""
     fitting = [way for way in _ways(work, target, plan) if way.free >= 0]
     if not fitting:
         return
@@ -162,7 +162,7 @@ def _ways(work: Work, target: Target, plan: Plan) -> Iterator[_Way]:
 
 
 def _numbers_of_rows(num: Numerics) -> list[int]:
-    """How many rows a CTA may work on: powers of two, of which the threads are whole warps."""
+    """How many rows a CTA may work on: powers of two whose threads are whole warps."""
     each, found = num.threads_per_row, [1]
     while num.cluster_n == 1 and 2 * found[-1] * each <= CTA_THREADS:
         found.append(2 * found[-1])
@@ -183,7 +183,7 @@ def _registers_of(arch: Arch, threads: int, blocks: int) -> int:
 def _shortage(plan: Plan, rows: int) -> float:
     """How much longer it is expected to take, if a multiprocessor works on so many rows at a time.
 
-    It is rounded, so that what is about as good is chosen by other reasons.
+    It is rounded, so that other reasons decide between plans that are about as good.
     """
     graph, num = plan.graph, plan.numerics
     size = rows * graph.n // num.cluster_n * sum(i.dtype.itemsize for i in plan.work.rows)
@@ -228,8 +228,8 @@ def _may_come_shared(work: Work, plan: Plan) -> bool:
 def preferred(plans: list[Plan], usual: Numerics | None) -> Plan:
     """The default of plans with a loop over rows.
 
-    usual: the numerics that row results have without the loop. If rows are reduced, they are taken
-        where they are there, so that these results keep their bits.
+    usual: the numerics that row results have without the loop. If rows are reduced, these numerics
+        are taken if a plan has them, so that row results keep their bits.
     """
     same = [plan for plan in plans if usual == replace(plan.numerics, groups=0) and plan.slots]
     numerics = min(same or plans, key=_distance).numerics

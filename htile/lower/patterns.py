@@ -140,7 +140,7 @@ def _element_of(graph: Graph, node: Node) -> tuple[int, ...]:
 
 
 def _where_column(graph: Graph, node: Node, comparison: Op) -> tuple[int, ...]:
-    """(x, number) if it is x where a column compares so with a number of the row, else -inf."""
+    """(x, number) if the node is x where the column's number compares so with it, else -inf."""
     if node.op is not Op.WHERE:
         return ()
     condition, x, other = graph.operands(node)
@@ -153,8 +153,8 @@ def _where_column(graph: Graph, node: Node, comparison: Op) -> tuple[int, ...]:
 def _compares_columns(graph: Graph, node: Node, in_loops: bool) -> bool:
     """Whether it is a comparison of the column's number, in int32, with what a row has once.
 
-    Beside a number, a held row is better off with the column itself: the compiler then sees which
-    vectors lie on one side of it, and does not even load those that nothing comes of.
+    In a comparison with a constant, a held row is better off with the column itself: the compiler
+    then sees which vectors lie on one side of it, and does not even load those that have no effect.
     """
     if node.op not in COMPARISONS:
         return False
@@ -420,7 +420,7 @@ def strip(graph: Graph | Builder, node: Node) -> Node:
 
 
 def ancestors(graph: Graph, outputs: Iterable[Output]) -> set[int]:
-    """The nodes that outputs are computed of, themselves included."""
+    """The nodes that outputs are computed from, themselves included."""
     found: set[int] = set()
     todo = [output.id for output in outputs]
     while todo:

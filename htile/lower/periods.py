@@ -1,9 +1,9 @@
-"""Values that repeat along a row, of which a thread computes what one of its chunks has.
+"""Values that repeat along a row, so that a thread computes them for one of its chunks only.
 
-The columns of a group are numbered by `index & (size - 1)`. What is computed of such numbers, of
-values that a row has once and of numbers repeats after `size` columns. Where the chunks of a thread
-lie whole periods apart, they all have the same: the angles of a rotary embedding, for one, are the
-same in every head.
+The columns of a group are numbered by `index & (size - 1)`. A value computed from such numbers,
+from values per row and from constants repeats after `size` columns. If the chunks of a thread lie
+whole periods apart, they all have the same values. The angles of a rotary embedding, for example,
+are the same in every head.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LEAST = 16  # instructions for an element of all such values; fewer are not wort
 
 
 def once(plan: Plan) -> frozenset[int]:
-    """The values of which a thread that holds its row computes one chunk, and repeats it."""
+    """The values that a thread with a held row computes for one chunk, and repeats."""
     return frozenset(step.id for step in _steps(plan))
 
 
 def instructions_saved(plan: Plan) -> tuple[float, float]:
-    """Those for an element of the row that are not needed, and those of them for MUFU."""
+    """The instructions saved for an element of the row, and how many of these are for MUFU."""
     if not plan.work.periods or not (steps := _steps(plan)):
         return 0.0, 0.0
     costs = sweep_costs(plan.graph, steps, ())
@@ -45,7 +45,7 @@ def _steps(plan: Plan) -> tuple[Compute, ...]:
 
 
 def read_by_others(plan: Plan, ids: frozenset[int]) -> frozenset[int]:
-    """Those of these values that something reads which is computed of every chunk."""
+    """Those of these values that are read by something computed for every chunk."""
     graph = plan.graph
     read = {output.id for output in graph.outputs}
     for sweep in plan.sweeps.all:

@@ -270,12 +270,12 @@ class Plan:
 
     @cached_property
     def kept(self) -> dict[Output, Input | None]:
-        """Results that loops keep on chip until all of each is made, if rows are shifted.
+        """Results that loops keep on chip until they are complete, if rows are shifted.
 
-        A thread stores pieces of what other threads have made, so that they wait for each other
-        once, and not for each chunk. A value is the row or the column whose place the result takes.
-        It has elements of as many bytes, and is read for the last time by the loop that stores.
-        None means shared memory of its own.
+        A thread stores pieces of what other threads have made. So threads wait for each other once,
+        and not for each chunk. Each value is the row or column whose place the result takes: its
+        elements have as many bytes, and the loop that stores reads it for the last time. None means
+        that the result has shared memory of its own.
         """
         if not (self.placement.shifted and self.rows_home in (Home.SHARED, Home.PACKED)):
             return {}
@@ -329,7 +329,7 @@ class Plan:
 
     @cached_property
     def stretches(self) -> tuple[Stretch, ...]:
-        """What a held row is computed in, a vector at a time. None if whole rows are as good."""
+        """How a held row is computed a vector at a time. None if whole rows are as good."""
         return stretches(self)
 
     @property

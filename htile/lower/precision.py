@@ -1,7 +1,7 @@
 """How exactly a value has to be computed, by what is seen of it in the results.
 
-Where only 16-bit results come of a value, and each step to them keeps its relative error small, a
-shorter device function is exact enough: those of `htile.compute.near`.
+If a value leads only to 16-bit results, and each step on the way keeps its relative error small,
+then a shorter device function is exact enough: one of `htile.compute.near`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..frontend.ops import Op
 NEAR_OPS = frozenset({
     Op.DIV, Op.EXP, Op.EXPM1, Op.LOG, Op.LOG2, Op.LOG10, Op.LOG1P, Op.POW, Op.SIGMOID, Op.TANH,
 })  # fmt: skip
-# Of float8_e8m0fnu a small error would show: it makes 2 ** k of what is 2 ** (k + 1) by a hair.
+# In float8_e8m0fnu a small error would show: a value that is barely 2 ** (k + 1) becomes 2 ** k.
 NARROW = frozenset({torch.bfloat16, torch.float16}) | FLOAT8_BY_INSTRUCTION
 # Operations whose result has about the relative error of its operands, whatever they are.
 KEEPING = frozenset({
     Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.SQRT, Op.RSQRT, Op.WHERE, Op.RESHAPE, Op.MAXIMUM, Op.MINIMUM,
     Op.MAX, Op.MIN, Op.LDEXP,
 })  # fmt: skip
-# Those of which it is so where nothing cancels: all terms have one sign.
+# Operations with that error if nothing cancels, because all terms have one sign.
 ADDING = frozenset({Op.ADD, Op.SUB, Op.SUM, Op.MEAN})
 NOT_NEGATIVE = frozenset({
     Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.RSQRT, Op.UNIFORM, Op.EXPONENTIAL,
@@ -42,7 +42,7 @@ SUMMED_BYTES = 4  # of a term of a sum over rows, whatever the sum is stored in
 
 
 def seen_in_16_bits(graph: Graph) -> frozenset[int]:
-    """The nodes of which only results of 16 bits or fewer come, by steps that keep relative errors
+    """The nodes that lead only to results of 16 bits or fewer, by steps that keep relative errors
     small."""
     widest: dict[int, int] = {}
     for output in graph.outputs:
@@ -75,7 +75,7 @@ def _keeps_error(graph: Graph, reader: Node, node: Node, signs: dict[int, Sign])
 
 
 class Sign(NamedTuple):
-    """Whether no element is negative, and whether none is positive. Of zeros both are true."""
+    """Whether no element is negative, and whether none is positive. Zeros have both."""
 
     not_negative: bool
     not_positive: bool

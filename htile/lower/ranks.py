@@ -119,16 +119,16 @@ class Chain:
 
     @property
     def _sorting(self) -> int:
-        """The same, if it sorts all of them."""
+        """`sorting`, if a thread sorts all of its elements."""
         steps = (min(len(self.results), MOST_SORTED) - 1).bit_length()
         comparisons = steps * (steps + 1) / 4 + 1 + steps / 2  # in runs, and in merges of them
         return round(comparisons * (2 if self.index_bits else 5))
 
     def rounds(self, threads_per_row: int, cluster_n: int, elements: int) -> int:
-        """About how many a thread of so many elements takes beside these.
+        """About how many instructions a thread of so many elements takes beside `sorting`.
 
-        These are all rounds of its warp, and what each element takes more where it lists no
-        candidates.
+        They are those of all rounds of its warp, and if it lists no candidates, more for each
+        element.
         """
         count, lanes = len(self.results), min(threads_per_row, WARP)
         if self.are_together(threads_per_row, cluster_n):
@@ -152,7 +152,7 @@ class Chain:
         return count * (each + words * min(elements, count // 2))
 
     def fits(self, threads_per_row: int, cluster_n: int, elements: int) -> bool:
-        """Whether the rounds of threads with so many elements are not too much code."""
+        """Whether the code of all rounds is short enough, for threads with so many elements."""
         count = len(self.results)
         together = self.are_together(threads_per_row, cluster_n)
         return together or count * min(elements, count) <= MOST_MOVED

@@ -58,7 +58,7 @@ SOFTMAX = Reduction("softmax", LARGER, -inf)
 MOMENTS = Reduction("moments", "MEAN", 0.0, slots=2)
 # A thread has maxima of its own elements, and sums relative to them.
 PEAK, FOLLOWING = Reduction("peak", LARGER, -inf), Reduction("following", ADD, 0.0)
-# A thread has its first keys in order. All ranks of a chain come of one exchange.
+# A thread has its first keys in order. One exchange gives all ranks of a chain.
 RANKS = Reduction("ranks", LARGER, -inf)
 # All threads count the elements below a number, once for each bit of the one that is looked for.
 KTHVALUE = Reduction("kthvalue", ADD, inf)
@@ -83,21 +83,21 @@ OF_OP: Mapping[Op, Reduction] = {
     Op.KTHVALUE: KTHVALUE, **SCANNED,
 }  # fmt: skip
 
-# A mean and the squares about it come of one exchange, except for rows of more than JOINT_N and
-# not more than VERY_LONG_N elements. There a lane would combine what four warps send of two
-# reductions, and many rows lose more by that than a second exchange takes.
+# One exchange gives a mean and the squares about it, except for rows of more than JOINT_N and not
+# more than VERY_LONG_N elements. There a lane would combine what four warps send of two reductions,
+# and many rows lose more by that than a second exchange takes.
 JOINT_N = 65536
 VERY_LONG_N = 262144
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that threads carry from element to element, and the reductions that come of it.
+    """One thing that threads carry from element to element, and the reductions that it gives.
 
-    results: the nodes of the reductions. The elements that are reduced are the first one's operand,
-        and of FOLLOWING also those of the others.
-    references: for each further result, the node that it is relative to. Of FOLLOWING, those of all
-        maxima.
+    results: the nodes of the reductions. The operand of the first one is what is reduced; for
+        FOLLOWING, so are the operands of the others.
+    references: for each further result, the node that it is relative to; for FOLLOWING, those of
+        all maxima.
     at_once: whether one exchange brings all results. Otherwise the first result has an exchange,
         and the others have the next.
     finite: whether a sum of SOFTMAX is relative to 0 where the maximum is infinite, as logsumexp
@@ -122,7 +122,7 @@ class Part:
 
     @property
     def maxima(self) -> tuple[int, ...]:
-        """Those that sums follow: a thread takes those of its own elements."""
+        """The maxima that sums follow; a thread takes those of its own elements."""
         return self.following.maxima if self.following else ()
 
     def operands(self, graph: Graph) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class Reduce:
     """One stage of reductions. All threads of the row have its results after it.
 
     results: the nodes of the reductions.
-    parts: for each result, in the order of their slots, the part that it comes of.
+    parts: for each result, in the order of their slots, the part that gives it.
     slot: how many places of the exchange buffer the reductions before it take.
     scans: how many scans the stages before it have.
     exchanges: whether threads wait for each other. They do not where an exchange before has brought
@@ -175,7 +175,7 @@ class Reduce:
 
     @property
     def is_pair(self) -> bool:
-        """Whether a maximum and the sum of exponentials below it come of this one exchange."""
+        """Whether this one exchange gives a maximum and the sum of exponentials below it."""
         return self.parts[0].at_once and self.parts[0].kind is SOFTMAX
 
     @property
@@ -194,8 +194,8 @@ class Reduce:
         return len(self.results) - saved
 
     def operands(self, graph: Graph) -> tuple[int, ...]:
-        """The nodes that are reduced: one for each result, of ranks all keys, and of an element of
-        a rank all pieces of its row and the rank."""
+        """The nodes that are reduced: one for each result, all keys for ranks, and for an element
+        of a rank all pieces of its row and the rank."""
         found: list[int] = []
         for id, part in zip(self.results, self.parts, strict=True):
             if part.kind is KTHVALUE:
@@ -251,10 +251,9 @@ def assign_stages(graph: Graph, chains: Sequence[Chain] = ()) -> dict[int, int]:
 
 
 def by_stage(graph: Graph, chains: Sequence[Chain] = ()) -> list[Reduce]:
-    """The reductions of each stage as one exchange, in order, its scans as another, and what it
-    has of elements of a rank as a third.
+    """The exchanges of each stage: its reductions in order, its scans, and its elements of a rank.
 
-    Those of chains come last in their stage.
+    Reductions of chains come last in their stage.
     """
     stage = assign_stages(graph, chains)
     ranks = {c.results[0]: Part(RANKS, c.results, chain=c) for c in chains}
@@ -278,7 +277,7 @@ def _exchange_of(stage: int, parts: list[Part]) -> Reduce:
 
 
 def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
-    """The same, where a maximum and the sum of exponentials below it are one exchange of pairs.
+    """The same, but a maximum and the sum of exponentials below it are one exchange of pairs.
 
     That is done where each of the two is alone in its stage.
     """
@@ -293,7 +292,7 @@ def with_pairs(graph: Graph, reduces: list[Reduce]) -> list[Reduce]:
 def _pair(graph: Graph, first: Reduce, second: Reduce) -> Part | None:
     """The part of both, if `first` is max(x) alone and `second` the sum of exp(x - max(x)) alone.
 
-    Where 0 stands for an infinite maximum, the exponentials may have no other use.
+    If 0 stands for an infinite maximum, nothing else may read the exponentials.
     """
     if (len(first.results), len(second.results)) != (1, 1):
         return None

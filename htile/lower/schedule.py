@@ -33,8 +33,8 @@ def list_steps(
     in_place: an output is the memory of an input, so a held row is computed whole before anything
         is stored. A loop needs no such care: a thread stores a chunk after it has read all of it,
         and for the last time.
-    waits: an output is the memory of an input of which all threads of a row read one element, which
-        one of them will overwrite.
+    waits: all threads of a row read one element of an input, and one of them will overwrite it,
+        because an output is the same memory.
     prefetched: whether what a loop reads from global memory is loaded ahead of its use.
     staged: the columns that loops find in shared memory.
     """

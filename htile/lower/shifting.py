@@ -23,18 +23,19 @@ EACH = {
     Home.REREAD: (2.1, 2.8),
 }  # fmt: skip
 OF_THREAD = 17, 25
-# Vectors of a thread that are waited for together, if loops find rows on chip.
+# How many vectors of a thread are waited for together, if loops find rows on chip.
 ON_THEIR_WAY = {Home.SHARED: 3, Home.PACKED: 5}
-# A CTA stages so many bytes of a row at most that it has in registers, if vectors have 16.
+# The most bytes of a row in registers that a CTA stages, if vectors have 16.
 STAGED_BYTES = 48 << 10
-# Shifted rows take so many times as long as the parts of their time say, in loops by where the rows
-# live, and held beside columns that are loaded late. Chosen on 78 cells of long odd rows of the
-# fitting half (one H200, 2026-11-28): the regret is 1.042 with these, and 1.084 without.
+# How many times as long shifted rows take as the parts of their time say: in loops by where the
+# rows live, and for held rows beside columns that are loaded late. Chosen on 78 cells of long odd
+# rows of the fitting half (one H200, 2026-11-28): the regret is 1.042 with these, and 1.084
+# without.
 LONGER_LOOPS, LONGER_LATE = {Home.SHARED: 1.3, Home.PACKED: 1.2, Home.REREAD: 1.1}, 1.1
-# The same of long held rows beside staged columns: where a thread has too few elements to read them
-# by vectors, and where it reads several so. Chosen on 123 timings of norms of odd rows: the ten
-# kernels, the fitting half and two other functions (H200, 2026-11-28). They are for what most of
-# these have: at most MEASURED_ROWS rows, of 16 bits, and light elements.
+# The same for long held rows beside staged columns: where a thread has too few elements to read
+# them by vectors, and where it reads several columns so. Chosen on 123 timings of norms of odd
+# rows: the ten kernels, the fitting half and two other functions (H200, 2026-11-28). They are for
+# what most of these have: at most MEASURED_ROWS rows, of 16 bits, and light elements.
 LONGER_FEW, BY_VECTORS, MEASURED_ROWS = 1.1, 0.96, 2
 
 
@@ -49,7 +50,7 @@ def longer(plan: Plan) -> float:
 
 
 def _longer_staged(plan: Plan) -> float:
-    """The same of a plan with staged columns."""
+    """The same for a plan with staged columns."""
     work = plan.work
     is_measured = plan.graph.n > STAGED_N and len(work.rows) <= MEASURED_ROWS
     if not is_measured or work.is_wide or not is_light(plan):
@@ -60,7 +61,7 @@ def _longer_staged(plan: Plan) -> float:
 
 
 def shifting(work: Work, home: Home) -> tuple[float, int]:
-    """Instructions more if rows are shifted: for each element, and of a thread.
+    """The additional instructions of shifted rows: for each element, and of a thread.
 
     home: where the rows live.
     """
@@ -73,7 +74,7 @@ def shifting(work: Work, home: Home) -> tuple[float, int]:
 
 
 def staged_bytes(results: Iterable[Output], vec_size: int, vectors: int, threads: int) -> int:
-    """Bytes of shared memory through which shifted rows are stored that threads have in registers.
+    """Bytes of shared memory through which shifted rows are stored from registers.
 
     vectors: how many of a result each thread has.
 

@@ -1,11 +1,11 @@
-"""Stretches: whether and how a thread computes a row that it holds a vector at a time.
+"""Stretches: whether and how a thread computes its held row one vector at a time.
 
-A stretch is what it computes between two exchanges. A statement of the emitted text is about all
-elements of a thread, and ptxas keeps the order of the statements. So a value takes a register for
-each element until the last statement that reads it, even if no other stretch does. Where that is
-much, each stretch is printed as a loop over the thread's vectors. Then only values that cross an
-exchange take registers for all elements. No bit depends on it, because whole rows are still summed
-in the same order.
+A stretch is what a thread computes between two exchanges. A statement of the emitted text works on
+all elements of a thread, and ptxas keeps the order of the statements. So a value takes a register
+for each element until the last statement that reads it, even if no other stretch does. If that is
+too much, each stretch is printed as a loop over the thread's vectors. Then only values that cross
+an exchange take registers for all elements. No bit depends on it, because whole rows are still
+summed in the same order.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 # a cluster. 80 such plans of the fitting half take .95 of the time, and at most 1.02.
 LEAST_SAVED, LEAST_INSTRUCTIONS = 1.0, 10
 # Beside staged columns elements may take fewer instructions, if it saves STAGED_SAVED registers for
-# each: the compiler would load whole columns from shared memory at once. Of shifted rows only those
-# of more than STAGED_N elements gain, where a thread has STAGED_ELEMENTS or more. They were chosen
+# each: the compiler would load whole columns from shared memory at once. Shifted rows gain only if
+# they have more than STAGED_N elements, and a thread has STAGED_ELEMENTS or more. They were chosen
 # on timings of layer norm and RMS norms (H200, 2026-11-28, `docs/traps.md`).
 STAGED_SAVED, STAGED_ELEMENTS, STAGED_N = 1.5, 40, 8192
-# Loops over rows have few threads, which may have all registers. They gain only where elements take
-# so many. This was chosen on 28 gradients with weights.
+# Loops over rows have few threads, which may have all registers. They gain only if elements take so
+# many instructions. This was chosen on 28 gradients with weights.
 LEAST_OVER_ROWS = 200
 MOST_AGAIN = 2  # instructions of a value that a later stretch may compute again
 WHOLE_WORDS = (torch.float32, torch.int32)  # dtypes of what may be kept for a later stretch
@@ -56,7 +56,7 @@ class Stretch(NamedTuple):
     whole: rows, columns and kept values of which the exchange needs all elements at once.
     factors: products that the exchange adds up. They are printed behind the loop over vectors.
     stores: results that have elements. They are stored of each vector, or added up over rows.
-    values: results of which a row has one, which may be added up over rows too.
+    values: results with one value a row. They may be added up over rows too.
     then: the exchange; None behind the last one.
     """
 
@@ -122,7 +122,7 @@ def _gains_without_columns(plan: Plan) -> bool:
 
 
 def homes(plan: Plan) -> dict[int, Home]:
-    """Where what later stretches read is while a thread waits: kept, as loaded, or nowhere."""
+    """Where values for later stretches are while a thread waits: kept, as loaded, or nowhere."""
     inputs = {i.id for i in (*plan.work.rows, *plan.work.columns)}
     computed: set[int] = set()
     kept: set[int] = set()
@@ -174,7 +174,7 @@ def _is_plain(plan: Plan) -> bool:
 
 
 def _of_elements(graph: Graph, ids: Iterable[int]) -> list[int]:
-    """Those of these values of which each element has its own, as they are printed."""
+    """Those of these values that differ from element to element, as they are printed."""
     nodes = [strip(graph, graph[id]) for id in ids]
     return [n.id for n in nodes if n.value.spread and n.op is not Op.CONST]
 
@@ -292,7 +292,7 @@ def _words(plan: Plan, found: Sequence[Stretch], k: int) -> float:
 
 
 def _words_of_statements(plan: Plan) -> int:
-    """Registers for each element at the widest point, if each statement is about all of them.
+    """Registers for each element at the widest point, if each statement works on all elements.
 
     Booleans take predicates.
     """

@@ -24,7 +24,8 @@ class Sweep(NamedTuple):
     """What a thread does between two exchanges.
 
     computes: what is computed, by id.
-    rows, columns: inputs that it reads. Of a held row only columns that no sweep before has read.
+    rows, columns: inputs that it reads. If the row is held, only columns that no earlier sweep has
+        read.
     parts: what its elements are added to.
     stores: what is written once it is computed.
     then: the exchanges that follow, and what is computed once a row between them.
@@ -97,7 +98,7 @@ class Sweeps:
 
     @cached_property
     def counting_costs(self) -> int:
-        """Those of the first that count elements, in loops that need no registers for them."""
+        """The part of `costs` that counts elements, in loops that need no registers for it."""
         parts = [part for reduce in self.reduces for part in reduce.parts]
         return sum([counting_cost(part) for part in parts if part.kind is KTHVALUE])
 

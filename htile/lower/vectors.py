@@ -23,12 +23,12 @@ VECTOR_REGISTERS = 128  # One vector of each row and each column may take this m
 def vector_size(graph: Graph) -> int:
     """How many neighbouring elements a vector has: 16 bytes of the widest row or column.
 
-    It divides N, and the length of results that are shorter, if such vectors are long enough
-    (`WHOLE_BYTES`; two elements for a scan, which takes as long for a vector as for an element) or
-    rows are short: then every vector of a contiguous tensor is as aligned as it is long. Other rows
-    end inside a vector, and so do those whose groups a warp would not hold otherwise. It is
-    smaller where the registers of a thread would not hold a vector of each of many inputs, and
-    where groups of columns are smaller.
+    The size divides N and the length of shorter results, if rows are short or such vectors are long
+    enough (`WHOLE_BYTES`; two elements for a scan, which takes as long for a vector as for an
+    element). Then every vector of a contiguous tensor is as aligned as it is long. Other rows end
+    inside a vector, and so do rows whose groups a warp would not hold otherwise. The size is
+    smaller if a thread's registers would not hold a vector of each of many inputs, and if groups of
+    columns are smaller.
     """
     rows, columns = _sizes(graph)
     inputs = len(columns) + sum(i.role is Role.ROW for i in graph.inputs)
@@ -54,8 +54,8 @@ def vector_size(graph: Graph) -> int:
 def _sizes(graph: Graph) -> tuple[list[int], ...]:
     """Bytes of an element of each row, in and out, and of each column and table.
 
-    What has one element a group is not counted, because it is not loaded in vectors; where there is
-    nothing else, it is. Where rows have single values only, it is a word.
+    A value with one element a group is not counted unless there is nothing else, because it is not
+    loaded in vectors. If rows have single values only, the size is a word.
     """
     rows = [i for i in graph.inputs if i.role is Role.ROW]
     rows += [o for o in graph.outputs if o.is_row and o.over is None]
@@ -70,7 +70,7 @@ def _sizes(graph: Graph) -> tuple[list[int], ...]:
 
 
 def is_vector(graph: Graph, i: Input) -> bool:
-    """Whether vectors of an input are loaded that is no row: of a column, or of a table's rows."""
+    """Whether an input that is no row is loaded in vectors: a column, or rows of a table."""
     return i.role is Role.COLUMN or (i.role is Role.TABLE and graph[i.id].value.spread)
 
 
@@ -89,9 +89,9 @@ def _has_groups_apart(graph: Graph) -> bool:
 
 
 def ends_at_vector(piece: Input | Output, n: int, vec: int) -> bool:
-    """Whether a row of fewer than n elements has whole vectors of the n columns, the first ones.
+    """Whether a row of fewer than n elements is the first of the n columns, in whole vectors.
 
-    Predicates of the vectors then keep a kernel from what is behind its end.
+    Predicates of whole vectors then keep a kernel from what is behind the row's end.
     """
     if piece.view is None:
         return False
@@ -102,7 +102,7 @@ def ends_at_vector(piece: Input | Output, n: int, vec: int) -> bool:
 def is_shifted(graph: Graph, align: int) -> bool:
     """Whether rows are shifted: those that end inside a vector, or whose alignment is too little.
 
-    align: as of `Target`.
+    align: as in `Target`.
     """
     vec = vector_size(graph)
     if _lies_apart(graph) or _has_groups_apart(graph):

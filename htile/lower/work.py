@@ -31,8 +31,8 @@ from .steps import Compute, Home
 from .sweeps import Sweep, Sweeps
 from .vectors import ends_at_vector, vector_size
 
-# From so many inputs on, all are converted to float32 before the first is computed with. Elements
-# of fewer stay as they are in memory until then.
+# From so many inputs on, all are converted to float32 before the first is computed with. With fewer
+# inputs, elements stay until then as they are in memory.
 MANY_INPUTS = 6
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
 
@@ -55,7 +55,7 @@ class Work:
     stages: how many rounds of reductions depend on each other.
     ends: what is computed before rows are loaded: where they may end (`Input.end`).
     elements: the node of a row by each value whose elements are some of it; see `elements.py`.
-    early: what is computed as soon as rows are on their way: what is at indices, and those.
+    early: what is computed as soon as rows are on their way: indices, and what is at them.
     early_in_loops: the same, if a row is worked on in loops. Rows of tables are not among it.
     has_pair: whether a maximum and the sum of exponentials below it can be one exchange.
     scans: the scans.
@@ -127,7 +127,7 @@ class Work:
         return self.ends + self.early
 
     def source(self, node: Node) -> Input:
-        """The table, or the row, of which a node is what is at an index."""
+        """The table, or the row, that a node reads at an index."""
         return next(i for i in self.graph.inputs if i.id == node.inputs[0])
 
     def of(self, role: Role) -> list[Input]:
@@ -280,7 +280,7 @@ class Work:
 
     @cached_property
     def table_bytes(self) -> int:
-        """Those bytes read for one row that are rows of tables."""
+        """The bytes read for one row that are rows of tables."""
         return sum([self.bytes_looked_up(node) for node in self.lookups])
 
     def bytes_looked_up(self, node: Node) -> int:
@@ -299,8 +299,8 @@ class Work:
     def loops(self) -> Sweeps:
         """As few loops as can be, then what is computed once a row.
 
-        A loop carries the reductions of the next stage too, if it can carry all of them. What is
-        stored and needs no result of the last loop is stored by it.
+        A loop carries the reductions of the next stage too, if it can carry all of them. The last
+        loop stores the results that do not need its reductions.
         """
         graph = self.graph
         kept = {node.id for node in graph if node.op in LEAVES}
@@ -358,7 +358,7 @@ class Work:
         return Sweep(computes, rows, columns, parts, stores, (), words, count, is_loop=True)
 
     def homes_in_loops(self, rows: Home) -> dict[int, Home]:
-        """Where values are that are read on both sides of an exchange, if loops read rows again."""
+        """Where values are that both sides of an exchange read, if loops read rows again."""
         loops = self.loops.loops
         made = Counter(s.id for loop in loops for s in loop.rows + loop.columns + loop.computes)
         again = {id for id, count in made.items() if count > 1 and self.graph[id].value.spread}

@@ -1,6 +1,6 @@
 """From a call of a row-wise function to a launch.
 
-What each call goes through are the modules here. Packages have kinds of calls: those that repeat
-(`shortcuts`), are differentiated (`differentiation`), are in torch's graphs (`operations`), or
-multiply by matrices (`products`).
+Each call goes through the modules here. The packages serve kinds of calls: those that repeat
+(`shortcuts`), are differentiated (`differentiation`), become part of torch's graphs (`operations`),
+or multiply by matrices (`products`).
 """

@@ -28,8 +28,8 @@ class Ahead:
     def inspect(self, *args, arch: str | None = None, **kwargs) -> Kernel:
         """The kernel that a call with these arguments (but no `out=`) runs, without running it.
 
-        The tensors may be on any device, `meta` included, so no GPU is needed. Of DTensors it is
-        the kernel of this process. Of a function with products it is several (`kernels`):
+        The tensors may be on any device, `meta` included, so no GPU is needed. For DTensors it is
+        the kernel of this process. A function with products has several (`kernels`):
 
             x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
             print(softmax.inspect(x, arch="sm_100a"))
@@ -69,18 +69,18 @@ class Ahead:
         It takes what `inspect` takes, and needs no GPU. The kernel is for the dtypes, N, the number
         of leading dimensions, the dimensions that repeat, and the alignment of these tensors. It
         serves any number of rows, with an exception: one row alone may have a kernel of its own,
-        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. Where each element is
-        computed by itself and rows are no multiple of 16 bytes, 1024 rows or more whose number is a
-        multiple of 2, 4, 8 or 16 have kernels that take so many rows as one. With `dynamic_n=True`
-        it serves every N of the bucket.
+        and if N > 2048, so may batches of at least 64, 256 and 1024 rows. If each element is
+        computed by itself and rows are no multiple of 16 bytes, then 1024 rows or more, in a
+        multiple of 2, 4, 8 or 16, have kernels that join that many rows into one. With
+        `dynamic_n=True` it serves every N of the bucket.
 
         The memory of `meta` tensors counts as allocated by torch, so their rows begin at multiples
         of 16 bytes if N and the strides allow it. For rows that begin elsewhere, pass a view of a
         CPU tensor, such as `torch.empty(4, 4097)[:, 1:]`.
 
-        backward: compile the kernels of a call whose results are differentiated, too, with
-            contiguous cotangents for all results (`Kernel.training`). Those of products with
-            matrices are compiled at their first use: run one step before a capture.
+        backward: also compile the kernels of a call that is differentiated, with contiguous
+            gradients of all results (`Kernel.training`). Those of products with matrices are
+            compiled at their first use: run one step before a capture.
 
         Raises what `inspect` raises, CompileError where CuTe-DSL is not installed, and
         UnsupportedError for `backward` of a function with products.
@@ -100,9 +100,9 @@ class Ahead:
         only if it is faster beyond the noise, twice. From then on similar calls run it, in all
         processes that share the disk cache, on GPUs of this name, until `python -m htile cache
         --clear`. The results of the timed calls are thrown away, and the arguments are not written
-        to. If an argument requires grad, the kernels of both passes are tuned, too, and each of
-        them takes as long. What is returned has them as `forward` and `backward`. A forward pass
-        that keeps no number of a row is the kernel itself.
+        to. If an argument requires grad, the kernels of both passes are tuned as well, each for as
+        long. The return value has them as `forward` and `backward`. A forward pass that keeps no
+        number of a row is the kernel itself.
 
             print(softmax.tune(logits, seconds=30))
 

@@ -37,7 +37,7 @@ class _Rows(NamedTuple):
     split: tuple[int | None, ...]
 
     def placements(self, output: Output) -> tuple[Placement, ...]:
-        """Those of a result: split as the rows are, or sums of each process's rows."""
+        """The placements of a result: split as the rows are, or sums of each process's rows."""
         of_sum = output.over is not None
         return tuple(
             Replicate() if k is None else Partial("sum") if of_sum else Shard(k)
@@ -235,7 +235,7 @@ def _local(tensor: DTensor, rows: _Rows) -> torch.Tensor:
 
 
 def _whole(local: torch.Tensor, output: Output, rows: _Rows, mesh: DeviceMesh) -> DTensor:
-    """The DTensor of which this process has computed a part."""
+    """The DTensor whose local part this process has computed."""
     lead = () if output.over is not None else rows.lead
     shape = torch.Size((*lead, *local.shape[len(lead) :]))
     strides = torch.empty(shape, device="meta").stride()

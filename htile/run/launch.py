@@ -96,7 +96,7 @@ class Request:
 
     @property
     def may_join(self) -> int:
-        """How many rows are one where they follow each other in memory (htile.lower.joining).
+        """How many rows are joined if they follow each other in memory (htile.lower.joining).
 
         It is 1 for few rows.
         """
@@ -105,7 +105,7 @@ class Request:
 
     @cached_property
     def joined(self) -> int:
-        """How many rows of the call are one row of the kernel, if it has a plan that is wanted."""
+        """How many rows of the call become one row of the kernel, if it has such a plan."""
         joined, lead = self.may_join, self.call.lead
         if joined == 1 or self.copied or lead[-1] % joined or self.repeats or self.scattered:
             return 1
@@ -133,7 +133,7 @@ class Request:
         return not (self.copied or self.repeats or self.scattered)
 
     def graph(self, joined: int) -> Graph:
-        """What a kernel computes of so many rows."""
+        """What a kernel computes if it joins so many rows."""
         return self.specialization.graph if joined == 1 else self.specialization.joined_graph
 
     def _aligned(self, graph: Graph) -> int:
@@ -153,7 +153,7 @@ class Request:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether there are several leading dimensions, and all tensors' rows are as those of one.
+        """Whether several leading dimensions can count as one, for the rows of all tensors.
 
         Results that are allocated here are contiguous.
         """
@@ -172,7 +172,7 @@ class Request:
         )
 
     def target(self, arch: Arch, joined: int = 1) -> Target:
-        """What plans are made for that take so many rows as one."""
+        """What plans are made for if they join so many rows into one."""
         specs, graph = self.specs, self.graph(joined)
         results = self.specialization.traced.outputs
         repeated = {n: own_dimensions(specs[n], t, self.call.lead) for n, t in self.tensors.items()}
@@ -202,7 +202,7 @@ class Request:
         return self._plans(arch, 1)
 
     def _plans(self, arch: Arch, joined: int) -> list[Plan]:
-        """Every plan that takes so many rows as one."""
+        """Every plan that joins so many rows into one."""
         return plans_for(self.graph(joined), self.target(arch, joined), self.wanted)
 
     def lower(self, arch: Arch, gpu: torch.device | None = None) -> Lowered:

@@ -50,7 +50,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have a byte in common.
 
-    It is exact but for tensors of many crossing strides, of which it may say so wrongly.
+    It is exact, except that it may wrongly say so for tensors of many crossing strides.
     """
     if not (_has_memory(a) and _has_memory(b)) or a.device != b.device:
         return False  # refused elsewhere

@@ -21,7 +21,7 @@ from ..lower.vectors import ends_at_vector, vector_size
 def call_key(
     captured: tuple, signature: Signature, values: tuple, outs: tuple, aliases: tuple
 ) -> object:
-    """What tells calls apart that need different launches; None for what no call takes."""
+    """A key that differs for calls that need different launches; None for what no call takes."""
     if forward_ad._current_level >= 0:
         return None  # a tensor's key does not show whether it has a tangent
     try:
@@ -260,8 +260,8 @@ def own_dimensions(spec: Spec, tensor: torch.Tensor, lead: tuple) -> tuple[bool 
 def is_flat(tensor: torch.Tensor, lead: int) -> bool:
     """Whether the rows of a tensor with so many leading dimensions are equally far apart.
 
-    Of dimensions of size 1 the stride does not count, but for the last one's: it is the distance
-    that the kernel takes.
+    The stride of a dimension of size 1 does not count, except for the last dimension, whose stride
+    the kernel takes as the distance.
     """
     *sizes, size = tensor.shape[:lead]
     *strides, step = tensor.stride()[:lead]

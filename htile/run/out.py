@@ -114,9 +114,9 @@ def find_aliases(signature: Signature, values: tuple, outs: tuple) -> tuple[tupl
 def _crosses(placed: Graph, name: str, result: Output) -> bool:
     """Whether a thread may write elements of the argument before others have read them.
 
-    That is where a piece of the result lies where a piece of the argument has other columns, where
-    each column reads an element at an index of its own, and where an element is read at an index
-    that comes of a reduction. Other elements at indices are read before anything is written
+    It may in three cases: a piece of the result lies where a piece of the argument has other
+    columns, each column reads an element at an index of its own, or an element is read at an index
+    that comes from a reduction. Other elements at indices are read before anything is written
     (`htile.lower.steps.Fence`).
     """
     leaves = {i.id: i for i in placed.inputs if i.name == name}
@@ -133,7 +133,7 @@ def _crosses(placed: Graph, name: str, result: Output) -> bool:
 
 
 def _of_another_dtype(message: str, graph: Graph, result: Output) -> DtypeError:
-    """The error; where a cast in the function has decided the dtype, with the line of that."""
+    """The error, with the line of the cast in the function that decided the dtype, if any."""
     todo, seen = [result.id], set()
     while todo:
         node = graph[todo.pop(0)]  # the nearest one first

@@ -81,9 +81,9 @@ def rowwise(
         y = rmsnorm(x, w)           # x: (4, 128, 4096) bfloat16, w: (4096,); y: as x
         rmsnorm(x, w, out=x)        # in place
 
-    CUDA tensors go through the kernel; for all others torch evaluates the same graph. A tensor in
-    whose rows the elements are not neighbours in memory is copied first. No other tensor is, but
-    for rows that are not equally far apart in functions of products with matrices.
+    CUDA tensors go through the kernel; for all others torch evaluates the same graph. A tensor is
+    copied first if the elements of its rows are not neighbours in memory. Functions with matrix
+    products also copy one whose rows are not equally far apart. No other tensor is copied.
 
     Where arguments require grad, results have gradients (docs/training.md).
 
@@ -187,8 +187,8 @@ class Rowwise(Ahead):
     def _taken(self, *args) -> object:
         """What a shortcut gives; None if none takes the call, or if torch compiles or watches.
 
-        For callers who have conditions of their own, as modules have, and who have made each call
-        before that left a shortcut: what it takes fits these conditions, too.
+        This is for callers with conditions of their own, such as modules. They have made every call
+        that left a shortcut, so what a shortcut takes fits their conditions, too.
         """
         if is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
             return None
@@ -312,7 +312,7 @@ class Rowwise(Ahead):
         return next((o.name for o in request.specialization.traced.over_rows), None)
 
     def _prepared(self, request: Request, device: torch.device, holds: bool) -> Launch:
-        """How to launch a call's kernel: as calls of its bucket do that came before, if any did.
+        """How to launch a call's kernel: like earlier calls of its bucket, if there were any.
 
         holds: whether it may be remembered.
         """

@@ -77,7 +77,7 @@ class Runner(Operation):
     specs: what its arguments are, in the order in which `__call__` takes them.
     like: a graph whose numerics the kernel takes over, so that common results have the same bits.
     inner: for each argument of rows how many of its dimensions are those of a row.
-    part: for a graph that comes of another one's, that one's runner, and which graph it is.
+    part: for a graph that comes from another runner's graph, that runner, and which graph it is.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Runner(Operation):
     ) -> tuple[Result, bool]:  # fmt: skip
         """What `lower` makes of a call, and whether its results are the terms of each row.
 
-        They are where no kernel adds up rows as long as these, or of any length: torch does so.
+        They are if no kernel adds up rows as long as these, or of any length. Then torch adds them.
         """
         try:
             if self.graph.multiple is not None and self.graph.over_rows:
@@ -250,7 +250,7 @@ class Runner(Operation):
 
 
 def _key(values: tuple, lead: tuple[int, ...]) -> tuple:
-    """What tells calls of one graph apart that need different launches."""
+    """A key that differs for calls of one graph that need different launches."""
     return lead, *[tensor_key(v) for v in values if isinstance(v, torch.Tensor)]
 
 

@@ -1,7 +1,7 @@
 """A call inside `torch.vmap`: the batch becomes the first dimension of the rows.
 
-So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes. Nested batches are several dimensions. What
-all rows of a call share becomes a row of each of them where vmap maps over it.
+So `torch.vmap(f)(x)` is `f(x)`, in values and dtypes. Nested batches are several dimensions. If
+vmap maps over what all rows of a call share, that becomes a row of each of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bodies_as_written() -> Iterator[None]:
 def is_inside(values: tuple) -> bool:
     """Whether `torch.vmap` maps over a tensor of the call, and no transform within it over another.
 
-    What is within has the call first, such as `torch.func.vjp` of a weight in a batch of rows.
+    A transform within has the call first, such as `torch.func.vjp` of a weight in a batch of rows.
     """
     made = torch._C._functorch
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -66,7 +66,7 @@ def call_over_batch(call: Rowwise, signature: Signature, values: tuple, out: obj
 
 
 def _maps_over_shared(signature: Signature, values: tuple) -> bool:
-    """Whether the innermost vmap maps over what all rows of a call share, but for matrices."""
+    """Whether the innermost vmap maps over what all rows of a call share, matrices excepted."""
     made, kinds = torch._C._functorch, dict(zip(signature.names, signature.kinds, strict=True))
     named = zip(signature.names, values, strict=True)
     tensors = {name: value for name, value in named if isinstance(value, torch.Tensor)}

@@ -14,7 +14,7 @@ from ..work import Work
 PADDING_SAVED = 0.04  # of a row
 MIN_CLUSTER_N = 8192  # Reducing shorter rows is not worth a cluster, or reading them again.
 # Columns come to shared memory beside rows of more elements than these, and beside shifted rows of
-# more than SHIFTED_N. Several shorter rows may be one CTA's, and share what it loads of a column.
+# more than SHIFTED_N. A CTA may have several shorter rows, which share what it loads of a column.
 UNSTAGED_N, SHIFTED_N = 4096, 2048
 
 # Loops that are not unrolled may take MOST_LOOPED instructions as they are written out. A row of

@@ -95,7 +95,7 @@ class Constants(NamedTuple):
     lines_read, lines_written, lines_shared: cycles for each line that is read, written, or moved
         to or from shared memory.
     columns: the share of the bytes of columns that come from the L2 cache, and not from L1.
-    hits: the share of the L2 cache that rows which are read again find their bytes in.
+    hits: the share of the L2 cache in which rows that are read again are still found.
     single: bytes a nanosecond that one multiprocessor reads and writes at most.
     together: how much of the memory's time a thread block waits for, if it is alone.
     overlap: thread blocks beside each other shorten the waits by their number to this power.
@@ -337,7 +337,7 @@ def _lines(num: Numerics, moved: Iterable[Input | Output]) -> float:
 
 
 def _waits(plan: Plan) -> tuple[int, int, int]:
-    """Of one thread block: iterations of loops, and how often it waits for memory and for L2."""
+    """Iterations of loops of one thread block, and how often it waits for memory and for L2."""
     place, loops, rows_home = plan.placement, plan.sweeps.loops, plan.rows_home
     if rows_home is Home.REGISTERS:
         memory_waits = 1 + bool(plan.work.lookups)  # rows of tables wait for their indices
@@ -419,7 +419,7 @@ class Cost:
 def estimate(f, rates: Rates, c, larger=max, smaller=min):
     """The parts of a Cost, in its order, of features and constants.
 
-    Both may be of numbers, or of tensors whose elements are plans: so they are fitted.
+    Both may have numbers, or for the fit, tensors with an element for each plan.
     larger, smaller: what gives the larger and the smaller of two.
     """
     missed = larger(1 - c.hits * rates.cache_bytes / larger(f.in_flight, 1.0), 0.0)

@@ -5,13 +5,13 @@ number of rows and every alignment, because bits must not depend on these. So th
 many aligned rows and by few, in the geometric mean of both. Where nothing is reduced all numerics
 give the same bits, so few rows may have other numerics than many.
 
-The model has errors: where the numerics that were measured to be fast (`preference`) are expected
-to take about as long, they are taken. How long that is depends on whether they were measured for
-such functions. The placement is the one that `preference` prefers of those that these numerics
-have. The model is asked where it tells placements apart: of loops over shifted rows, of staged
-columns, and of aligned rows that are held, if the function is unlike the measured ones. Loops over
-aligned rows keep the preferred placement. With the one of least expected time the three losses of
-`grpo` took 1.12 to 1.16 times as long (one H200, 2026-11-28).
+The model has errors. So the numerics that were measured to be fast (`preference`) are taken if they
+are expected to take about as long. How much longer they may take depends on whether they were
+measured for such functions. The placement is the one that `preference` prefers among those of these
+numerics. The model decides only where it tells placements apart: for loops over shifted rows, for
+staged columns, and for aligned held rows of functions unlike the measured ones. Loops over aligned
+rows keep the preferred placement: with the one of least expected time, the three losses of `grpo`
+took 1.12 to 1.16 times as long (one H200, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .cost import cost, is_computing
 from .enumeration import plans_of_work
 from .preference import closest_first
 
-# Of the logarithm of the time of many rows; that of few rows has the rest. Many rows have more
-# where their instructions count: where they are shifted, or take as long to compute as to move.
+# The weight of the logarithm of the time of many rows; that of few rows has the rest. It is larger
+# where instructions count: if rows are shifted, or take as long to compute as to move.
 MANY_WEIGHT, COUNTING_WEIGHT = 0.7, 0.8
-# The same of aligned rows of maps, which have numerics of their own where there are few. Of those
-# that the model expects to be about as fast for many rows, the ones of less latency are faster:
-# with 0.95 in place of 1, 30 cells of the fitting half that changed take 0.989 of the time, and
-# with 0.7 68 cells take 1.001 (one H200, 2026-11-28).
+# The same for aligned rows of maps, where few rows have numerics of their own. Among numerics that
+# the model expects to be about as fast for many rows, those of less latency are faster: with 0.95
+# in place of 1, 30 cells of the fitting half that changed take 0.989 of the time, and with 0.7 68
+# cells take 1.001 (one H200, 2026-11-28).
 OWN_WEIGHT = 0.95
 FEW_ROWS = 16
 # A key is a number of `ROWS`. The value is how many rows such a batch is taken to have.
@@ -46,7 +46,7 @@ MANY_BYTES = 256 << 20  # of all rows, where they are many
 SLOW = 1.25
 # Preferred numerics are taken if they are expected to take at most ABOUT times as long as the best,
 # and if they pad rows by at most PADDED, a share of the row. Rows that are shifted or padded by
-# more were not measured. Of functions that were not measured it is at most ALIKE times as long.
+# more were not measured. For functions that were not measured, the limit is ALIKE times as long.
 ABOUT, PADDED, ALIKE = 1.25, 0.04, 1.02
 # Functions were measured that have at most so many rows, columns and results, and that take at most
 # so many instructions for an element of a row that is held. Elements of rows and results had 16
@@ -105,7 +105,7 @@ def _divided(plan: Plan) -> tuple[str, int, int]:
 
 
 def _is_modelled(target: Target) -> bool:
-    """Whether costs are known. Those of GPUs without clusters are not, nor those of long rows."""
+    """Whether costs are known. They are not for GPUs without clusters, nor for long rows."""
     return target.arch.max_cluster > 1 and target.n <= VERY_LONG_N
 
 
@@ -130,7 +130,7 @@ def _choose_numerics(ordered: list[Plan]) -> Numerics:
     target, work = ordered[0].target, ordered[0].work
     if not _is_modelled(target):
         return ordered[0].numerics
-    # The bits of a map hang on no numerics, so its own leading dimensions may count.
+    # The bits of a map depend on no numerics, so its own leading dimensions may count.
     leading = {} if work.is_map else {"lead": 1, "broadcast": ()}
     many_aligned = replace(target, align=16, aliases=(), rows=ROWS[-1], **leading)
     has_own = work.is_map and target.n > ONE_KERNEL_N  # for each class of numbers of rows

@@ -26,7 +26,7 @@ def enumerate_plans(graph: Graph, target: Target) -> list[Plan]:
 
 
 def plans_of_work(work: Work, target: Target) -> list[Plan]:
-    """The same, of a graph whose work is there already."""
+    """The same, for a graph whose work is known already."""
     enumeration = _Enumeration(work, target)
     if work.graph.over_rows:
         return list(plans_over_rows(work, target, enumeration.held()))
@@ -44,11 +44,11 @@ def _may_start_apart(work: Work, target: Target) -> bool:
 
 
 def _apart(plans: list[Plan]) -> list[Plan]:
-    """The same plans, whose CTAs start in no clusters if they compute about as long as they move.
+    """The same plans, without clusters if CTAs compute about as long as they move.
 
-    The CTAs of a cluster start together, when there is room for all of them. Until then, the room
-    of those that have ended is empty. Where memory is what all wait for, that costs nothing, and
-    clusters are even a little faster. `docs/traps.md` has the figures.
+    The CTAs of a cluster start together, once there is room for all of them. Until then, the room
+    of CTAs that have ended stays empty. If all wait for memory, that costs nothing, and clusters
+    are even a little faster. `docs/traps.md` has the figures.
     """
     divided = [plan for plan in plans if plan.ctas > 1]
     if not divided or not is_computing(divided[0], ROWS[-1]):

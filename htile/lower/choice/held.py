@@ -107,8 +107,9 @@ class HeldPlans(Bounds):
     ) -> int:
         """CTAs of a multiprocessor that registers are spared for; 0: the compiler decides.
 
-        It decides where a thread holds few registers of its row. With columns it does so too,
-        because what is live then depends on when it loads them; but not for one row with one stage.
+        The compiler decides if a thread holds few registers of its row. It also decides if there
+        are columns, because what is live then depends on when it loads them, but not for one row
+        with one stage.
 
         held, others: the registers that a thread needs for its row, and beside.
         """

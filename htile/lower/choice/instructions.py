@@ -40,7 +40,7 @@ OP_COSTS = {
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
     Function.INDEXED: (2, 0), (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
 }  # fmt: skip
-# These are for a division by what the row has once, whose reciprocal is computed once too.
+# These are for a division by a value of the row, whose reciprocal is computed once.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector, and an
 # element by its rank for each bit (`counting_cost`).
@@ -55,7 +55,7 @@ TAKEN = 8  # instructions for what is at an index: its address, the load, and wh
 # Instructions of a thread for a row of a table, beside those that load its elements: whether the
 # index is one of the table, the address, and what the elements are if it is not.
 LOOKED_UP = 24
-# Of a thread, for each result of an exchange, and for a maximum and a sum that move.
+# Instructions of a thread for each result of an exchange, and for a maximum and a sum that move.
 EXCHANGED, MOVED = 24, (12, 4)
 STORED = 3  # instructions for a result that a row has once
 # The address of each tensor beside the first FREE_ADDRESSES takes a thread so many instructions.
@@ -103,7 +103,7 @@ def following_costs(reduces: Iterable[Reduce], warps: int) -> int:
 
 
 def _step_costs(graph: Graph, step: Compute) -> tuple[int, int]:
-    """Those of a step; what is computed once a row, or once a group, does not count."""
+    """The costs of a step for an element; what is computed once a row or a group does not count."""
     node, function = graph[step.id], step.function
     if not node.value.spread or (step.id in graph.equal_in_groups and node.op is not Op.GROUPED):
         return 0, 0
@@ -122,15 +122,15 @@ def _listed(graph: Graph, step: Compute) -> tuple[int, int]:
 
 
 def value_costs(graph: Graph, computes: Iterable[Compute], stored: int = 0) -> int:
-    """Those of a thread for values that its row has once, `stored` of which are results.
+    """Instructions of a thread for values that its row has once, `stored` of which are results.
 
-    Every thread of the row computes them. So they count the more, the fewer elements each has.
+    Every thread of the row computes them, so they count more if each has fewer elements.
     """
     return STORED * stored + sum([_value_costs(graph, step) for step in computes])
 
 
 def _value_costs(graph: Graph, step: Compute) -> int:
-    """Those of one value; 64 bits take twice as many."""
+    """Instructions for one value; 64 bits take twice as many."""
     node = graph[step.id]
     if node.value.spread or node.op is Op.RESHAPE or node.op in LEAVES:
         return 0

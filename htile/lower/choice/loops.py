@@ -83,7 +83,8 @@ class LoopPlans(Bounds):
             chunks = numerics.chunks(self.n)
             if chunks <= UNROLLED_CHUNKS and chunks % 2 == 0 and self.is_whole(numerics):
                 numerics = replace(numerics, merged=has_moments)
-            # Numerics do not depend on alignment, so what shifted rows take more does not count.
+            # Numerics do not depend on alignment, so the additional needs of shifted rows do not
+            # count.
             fits = numerics.share_bytes(self.work) <= self._free_bytes(sweeps, numerics, threads)
             # Rows that are read only once, because nothing is reduced, need not be kept.
             if fits and self.work.stages and self.is_asynchronous:
@@ -206,7 +207,7 @@ class LoopPlans(Bounds):
         return int(bodies * self.vec * instructions)
 
     def _prefetch(self, numerics: Numerics, rows: Home, threads: int, turns: int) -> int:
-        """How many chunks are on their way to loops, as the registers of a thread go."""
+        """How many chunks loops load ahead, as far as the registers of a thread go."""
         loops, chunks = self.work.loops.loops, numerics.chunks(self.n)
         if not (reads := self._reads[rows]):
             return 0
@@ -237,7 +238,7 @@ class LoopPlans(Bounds):
     def _shares(self, numerics: Numerics, chunks: int) -> Iterator[tuple[int, int]]:
         """How many shares of a row a CTA may have, and how many it works on at a time.
 
-        One, or so many that CTAs are left for a GPU.
+        It is one, or as many as leave enough CTAs to fill a GPU.
         """
         yield 1, 1
         rows, cluster = self.target.rows, numerics.cluster_n

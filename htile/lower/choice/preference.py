@@ -53,8 +53,9 @@ def _distance(plan: Plan, preference: Preference) -> tuple:
 
     Numerics come first. Numbers of threads that are no powers of two were not measured.
 
-    Held rows that are shifted, or accessed in less than 16 bytes, come directly, whatever others
-    do. The first do so anyway. Of the others an asynchronous copy takes 1.1 times as long.
+    Held rows that are shifted, or accessed in less than 16 bytes, are loaded directly, whatever is
+    preferred for others. Shifted rows always are; for the others an asynchronous copy takes 1.1
+    times as long.
     """
     num, place = plan.numerics, plan.placement
     threads, elements, in_loops = num.threads_per_row, plan.elements_per_thread, num.in_loops

@@ -65,7 +65,7 @@ def estimated_registers(plan: Plan) -> float:
 
 
 def _held_registers(plan: Plan) -> float:
-    """Those of a thread that holds its elements of a row."""
+    """Registers of a thread that holds its elements of a row."""
     work, sweeps, is_late = plan.work, plan.sweeps, plan.placement.columns != "early"
     fixed, of_loaded, of_held, of_instruction, of_column, of_result = HELD
     least = min(1.0, 1 / plan.numerics.vec_size)  # two elements of 16 bits take one register
@@ -95,7 +95,7 @@ def allowed(plan: Plan, blocks: int) -> int:
 
 
 def looked_up(plan: Plan) -> list[Input]:
-    """The tables of which rows are loaded, as often as they are."""
+    """The tables whose rows are loaded, each as often as a row of it is."""
     work = plan.work
     if plan.rows_home is Home.REGISTERS:
         return [work.source(node) for node in work.lookups]
