@@ -4,17 +4,30 @@
 thread has to ask another one for it. `p[1:]` is computed from a row that is loaded once more. Both
 have to be computed by the same device functions as the row. Otherwise `(p > p[label]).sum()`, the
 rank of a label, would count the label itself where the two are rounded differently.
+
+`elements` finds them where the kernel reads all of the row. Elsewhere a value may be an element of
+the row or not, as `x[0].exp()` beside `x[1:].exp()`. There `alike` finds what is computed in the
+same way, and `function_of_alike` a function for all of it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
+import torch
+
 from ..frontend.graph import Graph, Node, Role
-from ..frontend.ops import COLLECTIVES, Op
+from ..frontend.ops import COLLECTIVES, ELEMENTWISE, Op
 from .patterns import Function, choose_function, strip
 
 FUSED = (Function.FMA, Function.FMS, Function.FNMA)  # of the factors of a product
+# These follow from who reads a value, and nobody compares what they give with another value.
+BY_READERS = frozenset({
+    Function.FACTORS, Function.GELU, Function.INDEXED, Function.NEAR, Function.QUOTIENT,
+    Function.ELEMENT, Function.COLUMNS, Function.FOURS,
+})  # fmt: skip
+Chosen = tuple[Function, tuple[int, ...]]  # a device function, and the nodes that it takes
 
 
 def elements(graph: Graph) -> dict[int, Node]:
@@ -69,9 +82,83 @@ def _done(graph: Graph, node: Node, elements: Mapping[int, Node]) -> tuple:
     return node.op, repr(node.arg), *operands
 
 
-def function_of_element(
-    graph: Graph, node: Node, row: Node, fastmath: bool, near: bool
-) -> tuple[Function, tuple[int, ...]]:
+def alike(graph: Graph) -> list[list[Node]]:
+    """Groups of values that are computed in the same way of elements of the same arguments.
+
+    Which elements they are is not asked: one value may be an element of another, or its neighbour.
+    """
+    if not any([i.role is Role.TAKEN or i.view is not None for i in graph.inputs]):
+        return []
+    whole = (Role.ROW, Role.COLUMN, Role.TAKEN)
+    arguments = {i.id: i.name for i in graph.inputs if i.view is not None or i.role in whole}
+    numbers: dict[tuple, int] = {}
+    ways: list[int] = []  # for each node the number of the way in which it is computed
+    groups: dict[int, list[Node]] = defaultdict(list)
+    for node in graph:
+        of = [ways[i] for i in node.inputs]
+        if node.op in (Op.UNBUNDLE, Op.TAKE, Op.GATHER, Op.RESHAPE):
+            ways.append(of[0])
+            continue
+        if node.op is Op.WHERE and (part := _joined_part(graph, node, ways)) is not None:
+            ways.append(ways[part])
+            continue
+        way: tuple = ("value", node.id)
+        if node.id in arguments:
+            way = ("argument", arguments[node.id])
+        elif node.op is Op.CONST:
+            way = ("number", repr(node.arg), node.value.dtype)
+        elif node.op in ELEMENTWISE:
+            way = (node.op, repr(node.arg), *of)
+        ways.append(numbers.setdefault(way, len(numbers)))
+        if node.op in ELEMENTWISE and node.value.dtype is torch.float32:
+            groups[ways[-1]].append(node)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _joined_part(graph: Graph, choice: Node, ways: list[int]) -> int | None:
+    """One of the parts that a choice by columns joins, or the one that numbers are beside."""
+    _, a, b = choice.inputs
+    if ways[a] == ways[b] or graph[b].op is Op.CONST:
+        return a
+    return b if graph[a].op is Op.CONST else None
+
+
+def functions_of_alike(
+    graph: Graph, group: list[Node], chosen: Mapping[int, Chosen], fastmath: bool
+) -> dict[int, Chosen]:
+    """The functions of values that are computed alike, where they would not be the same.
+
+    All take the function of the rows among them. They take the exact one if the rows differ, and in
+    place of a function for a limited range, because a neighbour may lie beyond it.
+
+    chosen: what each of them would take, by their ids.
+    """
+    group = [node for node in group if chosen[node.id][0] not in BY_READERS]
+    rows = [node for node in group if node.value.spread]
+    kinds = {_kind(graph, node, chosen[node.id][0]) for node in group}
+    if len(kinds) < 2 or not rows:
+        return {}
+    of_rows = {chosen[row.id][0] for row in rows}
+    if len(of_rows) == 1 and Function.BOUNDED not in kinds:
+        both = fastmath, False
+        return {node.id: function_of_element(graph, node, rows[0], *both) for node in group}
+    return {node.id: (_exact(graph, node), node.inputs) for node in group}
+
+
+def _kind(graph: Graph, node: Node, function: Function) -> Function:
+    """The function, where an exact division by a number of the row is one by a shared divisor."""
+    is_exact = function is Function.EXACT and node.value.spread
+    is_shared = node.op is Op.DIV and not graph[node.inputs[1]].value.spread
+    return Function.SHARED if is_exact and is_shared else function
+
+
+def _exact(graph: Graph, node: Node) -> Function:
+    """The exact function of a value that has the bits of a row's elements."""
+    is_value = node.op is Op.DIV and not node.value.spread
+    return Function.SHARED if is_value else Function.EXACT
+
+
+def function_of_element(graph: Graph, node: Node, row: Node, fastmath: bool, near: bool) -> Chosen:
     """The device function for elements of a row that is computed too, and the nodes it takes.
 
     row: the node of the row.

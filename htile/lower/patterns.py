@@ -73,7 +73,7 @@ def choose_function(
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
         return Function.BOUNDED, node.inputs
-    if _is_largest_share(graph, node):  # the same function, so that it equals the element
+    if is_largest_share(graph, node):  # the same function, so that it equals the element
         return Function.BOUNDED, node.inputs
     is_fast = fastmath and node.op in FAST_OPS
     if near and _has_near_form(graph, node) and not is_fast:
@@ -368,7 +368,7 @@ def is_part_of_sum(graph: Graph, node: Node) -> bool:
     return whole.op is Op.SUM and whole.inputs == (part.id,) and is_exponential(graph, part)
 
 
-def _is_largest_share(graph: Graph, node: Node) -> bool:
+def is_largest_share(graph: Graph, node: Node) -> bool:
     """Whether it is 1 / sum(e), the largest of e / sum(e) with e = exp(x - max(x))."""
     if node.op is not Op.DIV:
         return False

@@ -22,8 +22,8 @@ from .choice.instructions import (
     sweep_costs,
     value_costs,
 )
-from .elements import elements, function_of_element
-from .patterns import Function, ancestors, choose_function, periods
+from .elements import Chosen, alike, elements, function_of_element, functions_of_alike
+from .patterns import Function, ancestors, choose_function, is_largest_share, periods, strip
 from .precision import seen_in_16_bits
 from .ranks import chains
 from .reductions import Part, Reduce, by_stage, carried_together, in_one_exchange, with_pairs
@@ -86,11 +86,16 @@ class Work:
         sizes = [i.dtype.itemsize for i in self.rows if i.dtype is not torch.bool]
         self.narrowest = min(sizes, default=ACCESS_BYTES)
         self.elements = {} if in_tiles else elements(graph)
-        self.ends = self._made({i.end for i in self.rows} - {None})
+        self._seen_in_16_bits = seen_in_16_bits(graph)
+        self._settled: dict[int, Chosen] = {}
+        self.ends = self._ends()
         self.early = self._early()
+        self._settled = {} if in_tiles else self._functions_of_alike()
+        if self._settled:
+            self.ends = self._ends()
+            self.early = self._early()
         self.early_in_loops = tuple(s for s in self.early if not graph[s.id].value.spread)
         self.is_wide = any(a.dtype.itemsize > 2 for a in (*self.of(Role.ROW), *self.writes))
-        self._seen_in_16_bits = seen_in_16_bits(graph)
         self._held_words: dict[tuple, float] = {}
         self.chains = chains(graph)
         self._by_stage = by_stage(graph, self.chains)
@@ -99,6 +104,10 @@ class Work:
         self.has_pair = len(self._paired) < self.stages
         self.scans = tuple([node for node in graph if node.op in SCANS])
         self.needs_held = bool(self.scans or [n for n in graph if n.op is Op.KTHVALUE])
+
+    def _ends(self) -> tuple[Compute, ...]:
+        """Where rows may end, and what that is computed of."""
+        return self._made({i.end for i in self.rows} - {None})
 
     def _early(self) -> tuple[Compute, ...]:
         """Loads of what is at indices that depend on no reduction, and their indices."""
@@ -114,12 +123,36 @@ class Work:
         steps = [node for node in made if node.op not in LEAVES | {Op.RESHAPE}]
         return tuple([Compute(n.id, *self._function_of_value(n)) for n in steps])
 
-    def _function_of_value(self, node: Node) -> tuple[Function, tuple[int, ...]]:
-        """The device function for a value of a row, and the nodes that it takes."""
-        row = self.elements.get(node.id)
-        if row is None:
-            return Function.EXACT, node.inputs
-        return function_of_element(self.graph, node, row, self.fastmath, near=False)
+    def _function_of_value(self, node: Node) -> Chosen:
+        """The device function for a value that is computed early, and the nodes that it takes."""
+        if node.id in self.elements or node.id in self._settled:
+            return self._function(node)
+        return Function.EXACT, node.inputs
+
+    def _function(self, node: Node, in_loops: bool = False) -> Chosen:
+        """The device function for a node, and the nodes that it takes."""
+        near = node.value.spread and node.id in self._seen_in_16_bits
+        if node.id in self._settled:
+            return self._settled[node.id]
+        if row := self.elements.get(node.id):
+            return function_of_element(self.graph, node, row, self.fastmath, near)
+        return choose_function(self.graph, node, self.fastmath, near, in_loops, self.in_tiles)
+
+    def _functions_of_alike(self) -> dict[int, Chosen]:
+        """Those of values that are computed alike, where each by itself would take another one."""
+        graph, early = self.graph, {step.id for step in self.before}
+        found: dict[int, Chosen] = {}
+        for group in alike(graph):
+            chosen = {node.id: self._function_of_value(node) if node.id in early
+                      else self._function(node) for node in group}  # fmt: skip
+            found |= functions_of_alike(graph, group, chosen, self.fastmath)
+        divisors = {strip(graph, graph[graph[id].inputs[1]]).id for id in found
+                    if graph[id].op is Op.DIV}  # fmt: skip
+        for node in graph if divisors else ():  # the largest of what is divided equals its element
+            if is_largest_share(graph, node):
+                if strip(graph, graph[node.inputs[1]]).id in divisors:
+                    found[node.id] = Function.SHARED, node.inputs
+        return found
 
     @property
     def before(self) -> tuple[Compute, ...]:
@@ -386,14 +419,7 @@ class Work:
         while todo:
             id = todo.pop()
             if id not in steps:
-                node = self.graph[id]
-                near = node.value.spread and id in self._seen_in_16_bits
-                how = self.fastmath, near, in_loops, self.in_tiles
-                if row := self.elements.get(id):
-                    chosen = function_of_element(self.graph, node, row, *how[:2])
-                else:
-                    chosen = choose_function(self.graph, node, *how)
-                steps[id] = Compute(id, *chosen)
+                steps[id] = Compute(id, *self._function(self.graph[id], in_loops))
                 todo += [i for i in steps[id].inputs if i not in done]
         done.update(steps)
         return tuple(steps[id] for id in sorted(steps))

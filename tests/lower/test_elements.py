@@ -184,3 +184,71 @@ def test_parts_of_rows_have_none():
         return (x[1:] - peak).exp().sum(), (x[0] - peak).exp()
 
     assert not parts.inspect(torch.empty(4, 65, dtype=BF16), arch="sm_90a").plan.work.elements
+
+
+PARTS = {  # computed of parts of an argument, or of a row and one of its elements
+    "the end": lambda x: x[1:].softmax(-1),
+    "the start": lambda x: x[:48].softmax(-1),
+    "every second": lambda x: x[::2].softmax(-1),
+    "a product and a sum": lambda x: x[1:] * 0.7 + 0.1,
+    "beside one element": lambda x: x * 0.3 + x[0],
+    "neighbours": lambda x: (x[1:] - x[:-1]) * 0.3 + x[1:],
+    "divided": lambda x: x[1:] / 3 + x[1:].abs(),
+    "moved": lambda x: x.roll(1, -1).softmax(-1),
+    "joined": lambda x: torch.cat((x[1:], x[:1])).softmax(-1),
+    "padded": lambda x: F.pad(x, (0, 3)).softmax(-1),
+    "halves": lambda x: x[:48].exp() / x[48:].exp().sum(),
+    "shares": lambda x: x[2:].sigmoid() / x[2:].sigmoid().sum(),
+    "turned": lambda x: x.flip(-1).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_bits_of_elements_of_parts(name):
+    """No element is lost or found twice among those that are as large as it."""
+    row = PARTS[name]
+
+    @htile.rowwise
+    def ranks(x, label: htile.PerRow):
+        p = row(x)
+        found = p[0], p[-1], p[label], p.max()
+        counts = [count for each in found for count in ((p == each).sum(), (p > each).sum())]
+        return *counts, (p[1:] == p[:-1]).sum(), p.to(torch.float32)
+
+    torch.manual_seed(0)
+    x, label = torch.randn(17, 96).repeat_interleave(2, -1)[:, :96], torch.randint(40, (17,))
+    kernel, right = ranks.inspect(x, label, arch="sm_90a"), ranks(x, label)
+    out = [torch.zeros_like(each) for each in right]
+    given = [{"x": x, "label": label}[each] for each in kernel.graph.arguments]
+    blocks = -(-17 // kernel.plan.rows_per_block)
+    launch(kernel.ptx, (blocks, 1), [*given, *out], is_emitted=True)
+    *counts, beside, p = out
+    found = p[:, :1], p[:, -1:], p.gather(-1, label[:, None]), p.amax(-1, keepdim=True)
+    for k, each in enumerate(found):
+        assert torch.equal(counts[2 * k], (p == each).sum(-1)), name
+        assert torch.equal(counts[2 * k + 1], (p > each).sum(-1)), name
+    assert torch.equal(beside, (p[:, 1:] == p[:, :-1]).sum(-1))
+
+
+def test_bits_of_elements_of_groups():
+    def first_of_each(x):
+        p = x.view(-1, 16).softmax(-1)
+        return (p == p[:, 1:2]).sum(-1)
+
+    x = torch.randn(4, 96)
+    kernel = htile.rowwise(first_of_each).inspect(x, arch="sm_90a")
+    out = torch.zeros(4, 6, dtype=torch.int64)
+    launch(kernel.ptx, (-(-4 // kernel.plan.rows_per_block), 1), [x, out], is_emitted=True)
+    assert torch.equal(out, torch.ones_like(out))
+
+
+def test_what_is_computed_alike_keeps_quick_functions():
+    """Halves and parts that each take the same function keep it."""
+
+    @htile.rowwise
+    def gated(x):
+        a, b = x.chunk(2)
+        return F.silu(a) * F.silu(b), (a * 2 + 1).exp() / (b * 2 + 1).exp().sum()
+
+    work = gated.inspect(torch.empty(4, 192, dtype=BF16), arch="sm_90a").plan.work
+    assert not work._settled

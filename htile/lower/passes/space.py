@@ -246,9 +246,16 @@ class _Placing(Collectives, Apart, Choosing, Along, Anew):
             row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
             return self._add(Placed(op, (row, self._want(inputs[1], ())), arg, (), node))
         if op is Op.GATHER:
-            leaf = self.graph[inputs[0]]
+            leaf, of_index = self.graph[inputs[0]], self.graph[inputs[1]]
             row = self._add(Placed(Op.INPUT, (), leaf.arg, (), leaf))
-            return self._computed(op, (row, self._want(inputs[1], wanted)), arg, node)
+            index = self._want(inputs[1], wanted)
+            if self.nodes[index].axes:
+                return self._computed(op, (row, index), arg, node)
+            ends = (Op.MAXIMUM, 0), (Op.MINIMUM, leaf.value.inner[-1] - 1)
+            for end, number in ends:  # one element, whose index has to be in the row
+                limit = self._add(Placed(Op.CONST, (), number, (), of_index))
+                index = self._computed(end, (index, limit), None, of_index)
+            return self._add(Placed(Op.TAKE, (row, index), None, (), node))
         if op is Op.LOOKUP:
             axis = Axis(("index", inputs[1], 0), 0, self.graph[inputs[0]].value.inner[0])
             self.lookups.setdefault(axis, node)
