@@ -459,6 +459,11 @@ def _value_spec(name: str, parameter: str, kind: type | None, value: object) -> 
         if cls is int and abs(value) >= 2**63:
             raise ArgumentError(f"{what} is an int of more than 64 bits; pass a float")
         return Spec(parameter, Role.SCALAR, torch.float32)
+    if kind in (float, Scalar) and cls in (str, torch.dtype):
+        wanted = "float" if kind is float else "htile.Scalar"
+        raise ArgumentError(
+            f"{what} is annotated {wanted}: expected a number, got {cls.__name__} {value!r}"
+        )
     if value is None or cls in (bool, int, str, torch.dtype):
         return Spec(parameter, Role.STATIC, value=value)
     if cls.__module__.partition(".")[0] == "numpy":

@@ -228,8 +228,9 @@ def _with_parts_chosen(graph: Graph, best: Graph) -> Graph:
 
 def _too_many(nodes: str) -> str:
     return (f"a kernel of {nodes} operations, at most {MOST_NODES}: what is computed of a part of "
-            "a row is computed again for each place that it is moved to, such as the largest of a "
-            "window in a gradient; take smaller windows, or their gradient outside")  # fmt: skip
+            "a row is computed again for each place that it is moved to, such as a convolution of "
+            "a convolution, or the largest of a window in a gradient; take smaller windows, or "
+            "make two functions of it")  # fmt: skip
 
 
 def _has_groups_beyond(graph: Graph) -> bool:
