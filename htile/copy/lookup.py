@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float8E8M0FNU, Int8, Int32, Int64, const_expr
 
 from htile.compute.conversion import to_stored
-from htile.compute.operands import Vector, select
+from htile.compute.operands import Vector, as_numeric, select
 from htile.copy.row_values import RowValues
 from htile.copy.vector import are_neighbours, vector_copy
 from htile.utils import as_bytes
@@ -39,9 +39,12 @@ class Lookups(RowValues):
     def gather(self, mT: cute.Tensor, columns: Vector) -> cute.Tensor:
         """Load the elements at columns of this row's tensor (M, N), or of one (N,) of all rows.
 
-        columns: one for each element of this thread, Int32 or Int64. A column beyond the ends is
-            replaced by the first or the last one. The elements are 0 if there is no such row.
+        columns: one for each element of this thread, Int32 or Int64, or one for all of them. A
+            column beyond the ends is replaced by the first or the last one. The elements are 0 if
+            there is no such row.
         """
+        if const_expr(not isinstance(columns, Vector)):
+            columns = cute.full(self.vector_shape, columns, as_numeric(columns).dtype)
         found = cute.make_rmem_tensor(columns.shape, mT.element_type)
         target, last = as_bytes(found), columns.dtype(mT.shape[-1] - 1)
         if const_expr(self.row_in_bounds is not True):

@@ -35,7 +35,8 @@ from .tensor import FUNCTIONS, Tensor, alias, fail, location, node
 # indices or fewer, rows longer than SHORT are not compared: an element may be loaded alone.
 FEW_ROWS, MOST_EACH, SHORT = 8, 8, 64
 SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
-ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL}  # They are elementwise in none of their operands.
+# They are elementwise in none of their operands.
+ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -118,7 +119,7 @@ def _taken(x: Tensor, y: Tensor, op: Op = Op.TAKE) -> Tensor | None:
         else:
             operands = [found.get((i, span), i) for i in each.inputs]
             values = [builder[i].value for i in operands]
-            flat = [_flat(builder, i) if v.inner == (1,) and not v.spread else i
+            flat = [_flat(builder, i) if v.inner == (1,) else i
                     for i, v in zip(operands, values, strict=True)]  # fmt: skip
             made = builder.add(each.op, flat, each.arg, each.loc)
         found[id, span] = made
@@ -132,24 +133,28 @@ def _elementwise(x: Tensor, of_parts: bool) -> list[tuple[int, Span]] | None:
 
     of_parts: whether it may be computed of parts of rows.
     """
-    builder, chain, todo = x._builder, {}, [(x._id, (0, 1))]
+    builder, chain, todo = x._builder, {}, [(x._id, (0, 1), x._sizes[0])]
     rows = {i.id for i in builder.inputs if i.role in (Role.ROW, Role.COLUMN)}
     while todo:
-        id, span = todo.pop()
+        id, span, length = todo.pop()
         each = builder[id]
         if not each.value.spread and prod(each.value.inner) > 1:  # such as a few sorted elements
             return None
         if (id, span) in chain or not each.value.spread:
             continue
+        if of_parts and each.value.inner == (1,) != (length,):  # it is beside each element
+            continue
         is_part = of_parts and each.op is Op.SLICE
         is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
         is_elementwise = is_leaf or is_part or each.op not in MOVEMENTS | COLLECTIVES | ENDS
-        if len(each.value.inner) > 1 or len(chain) == MOST_TAKEN or not is_elementwise:
+        has_length = each.value.inner == (length,)
+        if not has_length or len(chain) == MOST_TAKEN or not is_elementwise:
             return None
         chain[id, span] = None
         operands = each.inputs[1:] if each.op is Op.GATHER else each.inputs
-        span = _within(each, span) if is_part else span
-        todo += [(i, span) for i in operands]
+        if is_part:
+            span, length = _within(each, span), builder[each.inputs[0]].value.inner[0]
+        todo += [(i, span, length) for i in operands]
     return list(chain)
 
 
@@ -161,11 +166,14 @@ def _within(slice_: Node, span: Span) -> Span:
 
 def _shared_vector(y: Tensor) -> str | None:
     """The argument that indices come of, if all rows share it."""
-    builder, todo = y._builder, [y._id]
+    builder, known, todo = y._builder, set(), [y._id]
     if y._value.varies is not Varies.SHARED:
         return None
     while todo:
         node = builder[todo.pop()]
+        if node.id in known:
+            continue
+        known.add(node.id)
         if node.op is Op.INPUT and node.value.varies is Varies.SHARED:
             return node.arg
         todo += node.inputs
@@ -187,7 +195,8 @@ def per_row_index(y: object, what: str) -> Tensor:
     if prod(v.inner) > 1:
         count = "the" if has_any_length(y, -1) else prod(v.inner)
         fail(UnsupportedError, f"{what} by {count} indices of a row: more than {MOST_PARTS} are "
-             "taken only of a row that is computed elementwise from arguments, and not of a scan, "
+             f"taken only of a row that is computed elementwise from arguments, by {MOST_TAKEN} "
+             "operations or fewer, and not of joined or padded rows, of a scan, "
              "a matrix or a row of any length: take them outside of the function, or write "
              "torch.where(torch.arange(x.shape[-1]) == y, a, b) for a choice between rows"
              )  # fmt: skip

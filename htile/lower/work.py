@@ -34,6 +34,7 @@ from .vectors import ends_at_vector, vector_size
 # From so many inputs on, all are converted to float32 before the first is computed with. With fewer
 # inputs, elements stay until then as they are in memory.
 MANY_INPUTS = 6
+SECTOR = 32  # bytes of memory that an access reads at least
 LOAD_ORDER = (Role.ROW, Role.COLUMN, Role.PER_ROW, Role.DEVICE_SCALAR)  # of what is in memory
 
 
@@ -302,14 +303,24 @@ class Work:
     @cached_property
     def bytes_per_row(self) -> tuple[int, int]:
         """Bytes read and written for one row, without the columns that all rows share."""
-        read = [i for i in self.graph.inputs if i.role in (Role.ROW, Role.PER_ROW)]
+        gathered = {i.name for i in self.gathered}
+        read = [i for i in self.graph.inputs if i.role in (Role.ROW, Role.PER_ROW)
+                and (i in self.loaded or i.name not in gathered)]  # fmt: skip
         written = [output for output in self.graph.outputs if output.over is None]
         sizes = ([memory_of(each, self.graph.n) for each in pieces] for pieces in (read, written))
         of_rows, of_results = map(sum, sizes)
-        # A gathered row counts as if each of its elements was read once.
-        gathered = [self.graph[i.id].value.inner[-1] * i.dtype.itemsize for i in self.gathered
-                    if self.graph[i.id].value.varies is Varies.ROW]  # fmt: skip
-        return of_rows + self.table_bytes + sum(gathered), of_results
+        return of_rows + self.table_bytes + self._bytes_gathered(), of_results
+
+    def _bytes_gathered(self) -> int:
+        """Bytes read for one row of rows that are only read at indices of its columns.
+
+        Each element is a sector of memory of its own, unless that is more than the whole row.
+        """
+        loaded, graph = {i.name for i in self.rows}, self.graph
+        each = [i for i in self.gathered
+                if i.name not in loaded and graph[i.id].value.varies is Varies.ROW]  # fmt: skip
+        whole = [graph[i.id].value.inner[-1] * i.dtype.itemsize for i in each]
+        return sum([min(bytes_, graph.n * SECTOR) for bytes_ in whole])
 
     @cached_property
     def table_bytes(self) -> int:

@@ -5,6 +5,8 @@ Values are torch's own, of the same function in float64.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -38,6 +40,12 @@ ROWS = {
     "of a part": lambda x, ids: x[10:][ids % 90],
     "of parts": lambda x, ids: (x[1:] * x[:-1] - x[::2].sum())[ids % 99],
     "of a part of a part": lambda x, ids: (x[::2][5:] + torch.arange(45))[ids % 45],
+    "beside one element": lambda x, ids: (x[:1] * x - x[-1:])[ids],
+    "beside one column": lambda x, ids: (x + torch.arange(1, 2))[ids],
+    "one of them": lambda x, ids: x[ids][0] * x + x.flip(-1)[3],
+    "a few of them": lambda x, ids: x[ids][:3].sum() + x[ids][::33].sum() + x[ids].sum(),
+    "moved": lambda x, ids: x[ids].roll(3, -1) + x.flip(-1).roll(1, -1),
+    "at one place": lambda x, ids: x[torch.full((N,), 5)] * x + x[ids * 0 + x.argmax()],
     "a permutation": lambda x, ids: x[torch.arange(N) * 7 % N],
     "turned": lambda x, ids: x.flip(-1),
     "turned and normalized": lambda x, ids: (x + x.flip(0)).softmax(-1),
@@ -166,6 +174,48 @@ def test_gradients_of_gradients(name):
     right = penalty(lambda x: torch.vmap(ROWS[name])(x, ids), x.double().requires_grad_())
     bound = 1e-5 * right.abs().max().item()
     torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=bound)
+
+
+@htile.rowwise
+def weighted(x):
+    return x.exp()
+
+
+@weighted.backward
+def weighted_backward(out, d_out):
+    return out * (d_out - d_out.mean())
+
+
+def test_a_row_of_another_function_with_its_own_backward_pass():
+    """That pass gets whole rows, so its rows are taken from one by one."""
+    x, ids = arguments()
+    with pytest.raises(UnsupportedError, match="computed elementwise"):
+        htile.rowwise(lambda x, ids: weighted(x)[ids])(x, ids)
+
+
+def test_shared_indices_in_a_backward_pass():
+    @htile.rowwise
+    def permuted(x, order: htile.Shared, back: htile.Shared):
+        return x[order]
+
+    permuted.backward(lambda back, d_out: d_out[back])
+    torch.manual_seed(0)
+    x, order, g = torch.randn(M, N, requires_grad=True), torch.randperm(N), torch.randn(M, N)
+    permuted(x, order, order.argsort()).backward(g)
+    assert torch.equal(x.grad, g[:, order.argsort()])
+
+
+def test_computed_indices_are_traced_in_a_moment():
+    @htile.rowwise
+    def f(x):
+        i = torch.arange(N)
+        for _ in range(40):
+            i = (i * 3 + (i >> 2)) % N
+        return x[i]
+
+    begin = time.process_time()
+    f(torch.randn(M, N))
+    assert time.process_time() - begin < 5
 
 
 def test_gradients_of_a_codebook():

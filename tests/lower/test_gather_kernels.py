@@ -18,6 +18,9 @@ FUNCTIONS = {
     "a mean": lambda x, ids: (x - x[ids]).abs().mean(),
     "turned": lambda x, ids: x.flip(-1) - x,
     "in groups": lambda x, ids: x[ids].view(-1, 8).amax(-1),
+    "one of them": lambda x, ids: x[ids] + x.flip(-1)[0],
+    "moved": lambda x, ids: x[ids].roll(3, -1),
+    "at one place": lambda x, ids: x[torch.full((x.shape[-1],), 5)] * x + x[ids * 0 + 7],
     "an index that comes of a reduction": lambda x, ids: x[(ids + x.argmax()) % x.shape[-1]],
 }
 
