@@ -7,7 +7,7 @@ rank of a label, would count the label itself where the two are rounded differen
 
 `elements` finds them where the kernel reads all of the row. Elsewhere a value may be an element of
 the row or not, as `x[0].exp()` beside `x[1:].exp()`. There `alike` finds what is computed in the
-same way, and `function_of_alike` a function for all of it.
+same way, and `functions_of_alike` gives all of it one function.
 """
 
 from __future__ import annotations
@@ -138,11 +138,18 @@ def functions_of_alike(
     kinds = {_kind(graph, node, chosen[node.id][0]) for node in group}
     if len(kinds) < 2 or not rows:
         return {}
-    of_rows = {chosen[row.id][0] for row in rows}
-    if len(of_rows) == 1 and Function.BOUNDED not in kinds:
+    of_rows, row = {chosen[each.id][0] for each in rows}, rows[0]
+    is_one = len(of_rows) == 1 and Function.BOUNDED not in kinds
+    if is_one and (of_rows.isdisjoint(FUSED) or _have_products(graph, group, row)):
         both = fastmath, False
-        return {node.id: function_of_element(graph, node, rows[0], *both) for node in group}
-    return {node.id: (_exact(graph, node), node.inputs) for node in group}
+        return {node.id: function_of_element(graph, node, row, *both) for node in group}
+    return {node.id: (_exact(graph, node, row), node.inputs) for node in group}
+
+
+def _have_products(graph: Graph, group: list[Node], row: Node) -> bool:
+    """Whether each of these has a product of its own where that row has the one that it fuses."""
+    place = next(k for k, id in enumerate(row.inputs) if graph[id].op is Op.MUL)
+    return all([strip(graph, graph[node.inputs[place]]).op is Op.MUL for node in group])
 
 
 def _kind(graph: Graph, node: Node, function: Function) -> Function:
@@ -152,10 +159,11 @@ def _kind(graph: Graph, node: Node, function: Function) -> Function:
     return Function.SHARED if is_exact and is_shared else function
 
 
-def _exact(graph: Graph, node: Node) -> Function:
-    """The exact function of a value that has the bits of a row's elements."""
+def _exact(graph: Graph, node: Node, row: Node) -> Function:
+    """The exact function that gives a value the bits of that row's elements."""
     is_value = node.op is Op.DIV and not node.value.spread
-    return Function.SHARED if is_value else Function.EXACT
+    is_shared = is_value and not graph[row.inputs[1]].value.spread
+    return Function.SHARED if is_shared else Function.EXACT
 
 
 def function_of_element(graph: Graph, node: Node, row: Node, fastmath: bool, near: bool) -> Chosen:

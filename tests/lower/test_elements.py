@@ -200,6 +200,8 @@ PARTS = {  # computed of parts of an argument, or of a row and one of its elemen
     "halves": lambda x: x[:48].exp() / x[48:].exp().sum(),
     "shares": lambda x: x[2:].sigmoid() / x[2:].sigmoid().sum(),
     "turned": lambda x: x.flip(-1).softmax(-1),
+    "by a row": lambda x: (x[1:] - x.max()).exp() / (x[:-1].square() + 1),
+    "a joined product": lambda x: torch.cat((x[1:] * 0.3, x[:1] * 0.3)) + x,
 }
 
 
