@@ -157,7 +157,8 @@ def test_keywords_and_defaults(args, kwargs, scale, shift):
         ((torch.ones(2, 4),), {"x": 1}, "got parameter 'x' twice"),
         ((3.0,), {}, "expected a row argument"),
         (([1.0, 2.0],), {}, "expected a tensor, float, .* got list"),
-        ((torch.ones(2, 4), "a"), {"shift": [1]}, "got list"),
+        ((torch.ones(2, 4),), {"shift": [1]}, "got list"),
+        ((torch.ones(2, 4), "a"), {}, "scale is annotated float: expected a number, got str 'a'"),
     ],
 )
 def test_arguments_that_do_not_fit(args, kwargs, message):
