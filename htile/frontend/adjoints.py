@@ -238,7 +238,7 @@ def _take(a: Algebra, step: Step, g: int) -> tuple[Contribution, ...]:
     return Masked(g, a.node(Op.EQ, columns, index)), None
 
 
-def _chosen_from(a: Algebra, step: Step, g: int) -> NoReturn:
+def _scattered(a: Algebra, step: Step, g: int) -> NoReturn:
     raise AssertionError("what it contributes is no value of a row: see htile.frontend.scattered")
 
 
@@ -426,7 +426,7 @@ DERIVE: dict[Op, Rule] = {
     Op.MAXIMUM: _extreme(Op.LT, Op.GE), Op.MINIMUM: _extreme(Op.GT, Op.LE),
     Op.LDEXP: _scaled_by_power, Op.WHERE: _choice,
     Op.RESHAPE: _reshape, Op.SLICE: _slice, Op.PERMUTE: _permute, Op.EXPAND: _expand, Op.CAT: _cat,
-    Op.TAKE: _take, **dict.fromkeys((Op.GATHER, Op.LOOKUP), _chosen_from),
+    Op.TAKE: _take, **dict.fromkeys((Op.GATHER, Op.LOOKUP), _scattered),
     Op.KEY: _key, Op.KEY_VALUE: _of_key,
     Op.SUM: _sum, Op.MEAN: _mean, Op.PROD: _of_product, Op.MAX: _largest, Op.MIN: _largest,
     Op.CUMSUM: _cumulative, Op.SUM_FROM_END: _cumulative, Op.CUMPROD: _cumulative_product,

@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError, HTileError, Location, ShapeError, TraceError, UnsupportedError
 from .adjoints import reached
 from .algebra import Algebra
-from .annotations import Shared
 from .captures import check_static, line_of
 from .definitions import defined_at, returned_at
 from .dtypes import FLOAT8, STORAGE
@@ -179,8 +178,7 @@ class CustomCall:
         backward = self.backward
         builder = Builder(f"{backward.of.name}_backward", like.n, like.multiple)
         builder.records = True
-        kinds = zip(backward.of.names, backward.of.kinds, strict=True)
-        builder.declared = frozenset(name for name, kind in kinds if kind is Shared)
+        builder.declared = backward.of.shared
         operands = dict(zip(self.operands, values, strict=True))
         gradients = {of.gradient: of for of in self.results}
         there = [self.results[k] for k in given]

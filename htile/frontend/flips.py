@@ -3,7 +3,7 @@
 What is computed of a turned row element by element, or summed from its front, is what can be
 computed of the row as it is, and then turned. So a turn waits until something needs the elements in
 their places. A second turn undoes the first one: `x.flip(-1).cumsum(-1).flip(-1)` is a sum from the
-end. Elements of a long row are loaded from their places one by one then (`indices.gathered`), which
+end. Elements of a long row are loaded from their places one by one then (`places.gathered`), which
 needs a row that is computed elementwise from arguments.
 """
 
@@ -16,10 +16,10 @@ import torch
 from ..errors import UnsupportedError
 from .factories import index
 from .functions import implements
-from .indices import gathered
 from .joins import cat
 from .ops import ELEMENTWISE, MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
 from .parts import MOST_PARTS, part
+from .places import gathered
 from .shapes import _listed, axes_of
 from .tensor import Deferred, Tensor, copy, fail, node
 

@@ -5,12 +5,11 @@ argument is loaded. Of anything else the element is the largest of a row that ho
 and -inf elsewhere, so it keeps its bits, and what other places hold does not show.
 
 A few indices are taken one by one. More than 64 are a row of indices: they choose a row of elements
-(`gathered`), which only works for what is computed elementwise from arguments.
+(`places.gathered`), which only works for what is computed elementwise from arguments.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 import torch
@@ -19,24 +18,23 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from .composites import INF, NAN
 from .dtypes import FLOAT8, STORAGE
 from .factories import index
-from .functions import clamp, implements, where
-from .graph import Builder, Node, Role
+from .functions import implements, where
+from .graph import Builder, Node
 from .joins import cat, repeat_interleave, stack
-from .ops import COLLECTIVES, MOVEMENTS, Op, Varies
+from .ops import COLLECTIVES, Op, Varies
 from .parts import MOST_PARTS, part, too_many, with_one_ellipsis
 from .parts import getitem as _getitem
+from .places import MOST_TAKEN, at_one, gathered, wide
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
 from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
-from .tensor import FUNCTIONS, Tensor, alias, fail, location, node
+from .tensor import FUNCTIONS, Tensor, alias, fail, node
 
 # Of a matrix of more than FEW_ROWS rows all elements are compared with the indices of their row, of
 # which there are MOST_EACH at most: each takes some instructions for every element. With MOST_PARTS
 # indices or fewer, rows longer than SHORT are not compared: an element may be loaded alone.
 FEW_ROWS, MOST_EACH, SHORT = 8, 8, 64
 SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
-# They are elementwise in none of their operands.
-ENDS = {Op.INPUT, Op.TAKE, Op.LOOKUP, Op.MATMUL, Op.CUSTOM}
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -47,7 +45,7 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
     """
     v, n = x._value, x.shape[-1]
     if v.dtype in STORAGE:
-        return cast(element(_wide(x), y, wraps), v.dtype)
+        return cast(element(wide(x), y, wraps), v.dtype)
     is_known = not isinstance(y, Tensor)
     if is_known:
         y = y + n if wraps and y < 0 else y
@@ -57,7 +55,7 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
     if x._later is not None:  # it may have a way of its own
         taken = x._later(Op.TAKE, (x, y), None)
     if taken is None and not is_known:
-        taken = _taken(x, y)
+        taken = at_one(x, y)
     here = index(x._builder, x._sizes[-1]) == y if taken is None else None
     if taken is not None:
         found = taken
@@ -75,95 +73,6 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
     return found if v.stored is None or found._value.stored is v.stored else cast(found, v.stored)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """An 8-bit value in the dtype that it is computed in, which has all of its numbers."""
-    return cast(x, FLOAT if x._value.dtype in FLOAT8 else torch.int32)
-
-
-MOST_TAKEN = 64  # operations that are computed again for one element
-Span = tuple[int, int]  # of a row: the first element, and the step from one to the next
-
-
-def _taken(x: Tensor, y: Tensor, op: Op = Op.TAKE) -> Tensor | None:
-    """The element at an index of each row of what is computed elementwise; None of anything else.
-
-    The index is brought into the row; what it gives there is not used if it was beyond.
-
-    op: Op.GATHER where the indices are a row: then the result is the row of the elements there.
-    """
-    builder, n = x._builder, x._sizes[-1]
-    chain = _elementwise(x, op is Op.GATHER) if n > 1 and x._value.spread else None
-    if chain is None:
-        return None
-    y = y if op is Op.GATHER else reshaped(clamp(y, 0, n - 1), ())
-    places = {(start, step): y * step + start if (start, step) != (0, 1) else y
-              for _, (start, step) in chain}  # fmt: skip
-    found: dict[tuple[int, Span], int] = {}
-    for id, span in sorted(chain):
-        each, place = builder[id], places[span]
-        if each.op is Op.INPUT:
-            made = builder.add(op, (id, place._id), None, each.loc or location())
-        elif each.op is Op.CONST:
-            value = replace(each.value, inner=(), spread=False)
-            made = builder.add_const(each.arg, value, each.loc)
-        elif each.op is Op.INDEX:
-            last = each.value.inner[-1] - 1
-            made = convert(place if op is Op.TAKE else clamp(place, 0, last), INT64)._id
-        elif each.op is Op.GATHER:
-            row, at = each.inputs
-            at = Tensor(builder, found[at, span])
-            at = at if op is Op.GATHER else clamp(at, 0, builder[row].value.inner[-1] - 1)
-            made = builder.add(op, (row, at._id), None, each.loc)
-        elif each.op is Op.SLICE:
-            made = found[each.inputs[0], _within(each, span)]
-        else:
-            operands = [found.get((i, span), i) for i in each.inputs]
-            values = [builder[i].value for i in operands]
-            flat = [_flat(builder, i) if v.inner == (1,) else i
-                    for i, v in zip(operands, values, strict=True)]  # fmt: skip
-            made = builder.add(each.op, flat, each.arg, each.loc)
-        found[id, span] = made
-    return Tensor(builder, found[x._id, (0, 1)])
-
-
-def _elementwise(x: Tensor, of_parts: bool) -> list[tuple[int, Span]] | None:
-    """All that a row is computed of elementwise, each with the part of it that the row is of.
-
-    None where it is computed in another way, or of more than MOST_TAKEN operations.
-
-    of_parts: whether it may be computed of parts of rows.
-    """
-    builder, chain, todo = x._builder, {}, [(x._id, (0, 1), x._sizes[0])]
-    rows = {i.id for i in builder.inputs if i.role in (Role.ROW, Role.COLUMN)}
-    while todo:
-        id, span, length = todo.pop()
-        each = builder[id]
-        if not each.value.spread and prod(each.value.inner) > 1:  # such as a few sorted elements
-            return None
-        if (id, span) in chain or not each.value.spread:
-            continue
-        if of_parts and each.value.inner == (1,) != (length,):  # it is beside each element
-            continue
-        is_part = of_parts and each.op is Op.SLICE
-        is_leaf = id in rows or each.op in (Op.CONST, Op.INDEX)
-        is_elementwise = is_leaf or is_part or each.op not in MOVEMENTS | COLLECTIVES | ENDS
-        has_length = each.value.inner == (length,)
-        if not has_length or len(chain) == MOST_TAKEN or not is_elementwise:
-            return None
-        chain[id, span] = None
-        operands = each.inputs[1:] if each.op is Op.GATHER else each.inputs
-        if is_part:
-            span, length = _within(each, span), builder[each.inputs[0]].value.inner[0]
-        todo += [(i, span, length) for i in operands]
-    return list(chain)
-
-
-def _within(slice_: Node, span: Span) -> Span:
-    """Where the part of a slice is in what is sliced."""
-    (_, first, stride, _), (start, step) = slice_.arg, span
-    return first + stride * start, stride * step
-
-
 def _shared_vector(y: Tensor) -> str | None:
     """The argument that indices come of, if all rows share it."""
     builder, known, todo = y._builder, set(), [y._id]
@@ -178,11 +87,6 @@ def _shared_vector(y: Tensor) -> str | None:
             return node.arg
         todo += node.inputs
     return None
-
-
-def _flat(builder: Builder, id: int) -> int:
-    """A value of each row without its axis of size 1."""
-    return builder.add(Op.RESHAPE, (id,), (), builder[id].loc)
 
 
 def per_row_index(y: object, what: str) -> Tensor:
@@ -344,7 +248,7 @@ def _of_all_rows(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
     """
     v, n = x._value, x._sizes[-1]
     if v.dtype in STORAGE:
-        return cast(_of_all_rows(_wide(x), y, wraps), v.dtype)
+        return cast(_of_all_rows(wide(x), y, wraps), v.dtype)
     if wraps:
         y = where(y < 0, y + n, y)
     here = index(x._builder, n) == y
@@ -406,23 +310,6 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     return cat([unsqueeze(found, -1) for found in each])
 
 
-def gathered(x: Tensor, y: Tensor) -> Tensor | None:
-    """The elements of a long row at the elements of another row, which are indices in that row.
-
-    Each is loaded alone, of all arguments that the row is computed of. None of a row that is not
-    computed elementwise from arguments, and where a row has any length.
-    """
-    if x.ndim != 1 or has_any_length(x, -1) or has_any_length(y, -1):
-        return None
-    if x._value.dtype in STORAGE:
-        found = gathered(_wide(x), y)
-        return None if found is None else cast(found, x._value.dtype)
-    found = _taken(x, y, Op.GATHER)
-    if found is None or found._value.inner:
-        return found
-    return found.expand(tuple(y._sizes))  # it is one number that all elements are
-
-
 def _gathered(x: Tensor, y: Tensor, wraps: bool) -> Tensor | None:
     """What `gathered` gives, with indices that may lie beyond the ends."""
     v, n = x._value, x._sizes[0]
@@ -432,7 +319,7 @@ def _gathered(x: Tensor, y: Tensor, wraps: bool) -> Tensor | None:
         return None
     is_there, dtype = (y >= 0) & (y < n), v.stored or v.dtype
     if v.dtype in STORAGE:
-        return cast(where(is_there, _wide(found), NAN if v.dtype in FLOAT8 else 0), v.dtype)
+        return cast(where(is_there, wide(found), NAN if v.dtype in FLOAT8 else 0), v.dtype)
     found = where(is_there, found, {FLOAT: NAN, BOOL: False}.get(v.dtype, 0))
     return found if found._value.stored is v.stored else cast(found, dtype)
 
@@ -500,7 +387,7 @@ def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
     """
     v, n = x._value, x._sizes[0]
     if v.dtype in STORAGE:
-        return cast(_of_each(_wide(x), y, wraps), v.dtype)
+        return cast(_of_each(wide(x), y, wraps), v.dtype)
     y = where(y < 0, y + n, y) if wraps else y
     bits, left = convert(y, torch.int32), [_getitem(x, k) for k in range(n)]
     for bit in range((n - 1).bit_length()):

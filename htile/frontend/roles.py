@@ -123,6 +123,12 @@ class Signature:
         """For each parameter PerRow, Inner[k], Shared, Scalar, Static, float, or None."""
         return tuple(_kind(p, written(self.fn)) for p in self.parameters)
 
+    @property
+    def shared(self) -> frozenset[str]:
+        """The names of the parameters that are annotated htile.Shared."""
+        both = zip(self.names, self.kinds, strict=True)
+        return frozenset(name for name, kind in both if kind is Shared)
+
     def bind(self, args: tuple, kwargs: dict) -> tuple[object, ...]:
         """One value a parameter, in order, defaults filled in. Raises ArgumentError."""
         if len(args) == self._positional == len(self.names) and not kwargs:

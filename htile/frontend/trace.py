@@ -34,7 +34,6 @@ from . import scans as scans
 from . import selected as selected
 from . import tables as tables
 from . import windows as windows
-from .annotations import Shared
 from .captures import check_static, line_of
 from .custom import CustomBackward
 from .dynamic import Longest, as_counted, refuse_parts
@@ -68,8 +67,7 @@ def trace(
     n = n if multiple is None else Longest(n)
     builder = Builder(re.sub(r"[^\w<>]", "_", fn.__name__), n, multiple)
     builder.records = torch.is_grad_enabled()
-    kinds = zip(signature.names, signature.kinds, strict=True)
-    builder.declared = frozenset(name for name, kind in kinds if kind is Shared)
+    builder.declared = signature.shared
     values = dict(zip(signature.names, signature.defaults, strict=True))
     values |= {spec.name: _argument(builder, spec) for spec in specs}
     try:

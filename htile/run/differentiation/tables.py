@@ -1,4 +1,4 @@
-"""Gradients of what indices choose from, of what each row adds: torch adds it up, in one order.
+"""Adds up, in one order, what rows contribute to gradients of what their indices choose from.
 
 torch sorts the indices, keeps the order of equal ones, and adds in float32. What it adds does not
 depend on anything else, so the bits are the same in every run. In a graph that torch compiles it is
