@@ -53,6 +53,7 @@ from htile.compute.powers import (
     exp_quotient,
     expm1,
     pow,
+    pow_scalar,
     rsqrt,
     sigmoid,
     sqrt,
@@ -69,9 +70,9 @@ __all__ = [
     "key", "key_index", "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near",
     "log2", "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not",
     "logical_or", "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg",
-    "negative_zero", "philox", "pow", "pow_near", "product", "reciprocal", "round", "round_to",
-    "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "tanh", "tanh_near",
-    "trunc", "unbundle", "uniform", "where", "word",
+    "negative_zero", "philox", "pow", "pow_near", "pow_scalar", "product", "reciprocal", "round",
+    "round_to", "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "tanh",
+    "tanh_near", "trunc", "unbundle", "uniform", "where", "word",
 ]
 # fmt: on
 

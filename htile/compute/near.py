@@ -13,17 +13,27 @@ from __future__ import annotations
 import math
 
 import cutlass.cute as cute
-from cutlass import Numeric
+from cutlass import Boolean, Float32, Int32, Numeric
 
 from htile.compute.division import EXPONENT, HUGE, TINY, rcp
 from htile.compute.logarithms import LN2
-from htile.compute.operands import SIGN, Operand, Vector, bits_of, elementwise, float_of, lift
-from htile.compute.powers import LOG2_E, exp2, sigmoid
+from htile.compute.operands import (
+    SIGN,
+    Operand,
+    Vector,
+    bits_of,
+    elementwise,
+    float_of,
+    lift,
+    select,
+)
+from htile.compute.powers import LOG2_E, exp2, is_short, pow, short_power, sigmoid
 from htile.compute.products import fma, polynomial
 
 # A power series takes over where its variable is smaller than this in magnitude. The variable is
 # the operand, or for log, log2 and log10 the operand minus 1. The second number is for tanh.
 SERIES_BELOW, TANH_SERIES_BELOW = 2.0**-7, 2.0**-4
+MOST_EXPONENT = 64.0  # of a power, in magnitude, up to which its error is small
 # exp(x * x / 2) times the share of a normal distribution below -x, for x >= 0, is nearest to the
 # polynomial with these coefficients of t = 1 / (1 + SHIFT * x), from t to t ** 6. The relative
 # error is at most 2 ** -19.3 * (1 + x * x / 8), by Lawson's algorithm.
@@ -97,22 +107,46 @@ def log1p_near(x):
     return _choose(x, SERIES_BELOW, x * fma(x, -0.5, 1.0), far)
 
 
-@elementwise
-def _pow_near(x, exponent):
+def pow_near(x: Operand, exponent: float | Numeric) -> Vector | Numeric:
+    """x ** exponent. A number is from -64 to 64, and not 0; a scalar is known at the launch."""
+    (x,), any_vector = lift(x)
+    result = (_pow_by_scalar if isinstance(exponent, Numeric) else _pow_by_number)(x, exponent)
+    return result if any_vector else result[0]
+
+
+def _pow_by_number(x: Vector, exponent: float) -> Vector:
     parity = exponent % 2
-    if parity in (0, 1):
-        size = cute.math.absf(x)
-    else:  # a negative number has no such power, but -inf has that of inf
-        size = cute.where(x == -math.inf, cute.full_like(x, math.inf), x)
-    is_tiny = size < TINY
-    log = cute.math.log2(cute.where(is_tiny, size * 2.0**32, size), fastmath=True)
-    result = cute.math.exp2(cute.where(is_tiny, log - 32.0, log) * exponent)
+    result = _power(cute.math.absf(x) if parity in (0, 1) else _root_of(x), exponent)
     return float_of(bits_of(result) | bits_of(x) & SIGN) if parity == 1 else result
 
 
-def pow_near(x: Operand, exponent: float) -> Vector | Numeric:
-    """x ** exponent, for an exponent from -64 to 64 that is not 0."""
-    return _pow_near(x, exponent=exponent)
+@cute.jit
+def _pow_by_scalar(x: Vector, exponent: Numeric):
+    """All threads take the same branch, because they have the same exponent."""
+    result = x
+    if is_short(exponent):
+        result = short_power(x, exponent)
+    elif (exponent != 0.0) & (exponent >= -MOST_EXPONENT) & (exponent <= MOST_EXPONENT):
+        whole = Int32(exponent)
+        is_whole, sign = Float32(whole) == exponent, whole << 31  # the sign of -1 to that power
+        size = cute.where(cute.full_like(x, is_whole, Boolean), cute.math.absf(x), _root_of(x))
+        kept = bits_of(x) & select(is_whole, sign, 0)
+        result = float_of(bits_of(_power(size, exponent)) | kept)
+    else:
+        result = pow(x, exponent)
+    return result
+
+
+def _root_of(x: Vector) -> Vector:
+    """What has a power that is not whole: a negative number has none, but -inf has that of inf."""
+    return cute.where(x == -math.inf, cute.full_like(x, math.inf), x)
+
+
+def _power(size: Vector, exponent: float | Numeric) -> Vector:
+    """size ** exponent, by the special function units."""
+    is_tiny = size < TINY
+    log = cute.math.log2(cute.where(is_tiny, size * 2.0**32, size), fastmath=True)
+    return cute.math.exp2(cute.where(is_tiny, log - 32.0, log) * exponent)
 
 
 def sigmoid_near(x: Operand) -> Vector | Numeric:

@@ -8,11 +8,19 @@ from __future__ import annotations
 import math
 
 import cutlass.cute as cute
-from cutlass import Numeric
+from cutlass import Boolean, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.division import TINY, div, rcp
-from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, like
+from htile.compute.operands import (
+    Operand,
+    Vector,
+    bits_of,
+    elementwise,
+    float_of,
+    lift,
+    like,
+)
 from htile.compute.products import polynomial
 
 LOG2_E = math.log2(math.e)
@@ -129,6 +137,40 @@ def pow(a: Operand, b: Operand) -> Vector | Numeric:
             case -2.0:
                 return div(1.0, a * a)
     return _pow(a, b)
+
+
+def pow_scalar(a: Operand, exponent: Numeric) -> Vector | Numeric:
+    """a ** exponent for an exponent that is known at the launch: whole ones up to 4 are products.
+
+    All threads have the same exponent, so that they take the same branch: of 5 instructions, or of
+    those of `pow`.
+    """
+    (x,), any_vector = lift(a)
+    result = _pow_scalar(x, exponent)
+    return result if any_vector else result[0]
+
+
+@cute.jit
+def _pow_scalar(x: Vector, exponent: Numeric):
+    result = x
+    if is_short(exponent):
+        result = short_power(x, exponent)
+    else:
+        result = pow(x, exponent)
+    return result
+
+
+def is_short(exponent: Numeric) -> Boolean:
+    """Whether the exponent is 1, 2, 3 or 4, so that the power is one of a few products."""
+    one, two, three, four = (exponent == number for number in (1.0, 2.0, 3.0, 4.0))
+    return one | two | three | four
+
+
+def short_power(x: Vector, exponent: Numeric) -> Vector:
+    """x ** exponent to 2 ulp, for an exponent that `is_short`."""
+    exponent, one = cute.full_like(x, exponent), cute.full_like(x, 1.0)
+    low = x * cute.where(exponent == 1.0, one, x)
+    return low * cute.where(exponent < 3.0, one, cute.where(exponent == 3.0, x, low))
 
 
 @elementwise

@@ -12,6 +12,7 @@ class Known(Enum):
     subtracted. In a backward graph that maximum is an argument, for the forward pass has kept it.
     """
 
+    ORDINARY = "ordinary"  # of DIV: the divisor is from 2 ** -126 to 2 ** 126 in magnitude
     SHARE = "share"  # of EXP: of an element less the largest; of DIV: by the sum of such
 
     def __repr__(self) -> str:

@@ -8,23 +8,30 @@ digits; a comment beside them has their largest relative error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import erf, exp, log, log1p, rsqrt
+from torch import exp, log, log1p, rsqrt
 
 from .composites import INF, NAN, magnitude, with_slope
 from .functions import clamp, formulas, implements, where
-from .promotion import real
-from .tensor import Tensor
+from .known import Known
+from .ops import Op
+from .promotion import real, together
+from .tensor import Tensor, node
 
 
-def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """The coefficients are those of the highest power first."""
     value = x * coefficients[0] + coefficients[1]
     for each in coefficients[2:]:
         value = value * x + each
     return value
+
+
+def ordinary_quotient(a: Tensor | float, b: Tensor) -> Tensor:
+    """a / b, of a divisor from 2^-126 to 2^126 in magnitude, to 2 ulp; 0 of a larger one."""
+    return node(Op.DIV, *together(a, b, floating=True), arg=Known.ORDINARY)
 
 
 # The error function's complement
@@ -41,6 +48,11 @@ ERFCX_SLOPE = (
     0.000415734004, 0.00832815712, -0.0175602397, -0.00020347086, 0.0658201416,
     -0.138971187, 0.109019998, 0.108529632, -0.439930778, 0.86995616,
 )  # fmt: skip
+# By x^2, erf(x) / x - 1 for |x| <= 0.85 and (ndtr(x) - 1/2) / x - 1/2 for |x| <= 1, to 6.1e-9 and
+# 7.2e-10 of erf(x) / x and of (ndtr(x) - 1/2) / x
+ERF = (-0.000631512966, 0.00505109529, -0.0268025484, 0.112827174, -0.376125718, 0.12837916)
+NDTR = (-7.65420905e-06, 0.000113486378, -0.00118632995, 0.00997332342, -0.0664903599, -0.10105772)
+ERF_ENDS, NDTR_ENDS = 0.85, 1.0
 ERFC_ENDS = 16.0  # where exp(-x^2 / 2) has become 0, in float32
 SQUARED_STEPS = 128  # per unit: the square of such a number below 16 is a float32
 EXPM1 = (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0)  # the series of (exp(x) - 1) / x, for |x| <= 1/8
@@ -65,11 +77,20 @@ def _erfcx(x: Tensor) -> Tensor:
     return with_slope(polynomial(q, ERFCX) / (x + 1), x, slope)
 
 
+def _tail(x: Tensor, bell: Tensor, factor: float) -> Tensor:
+    """`factor` erfc(x), of x >= 0 and exp(-x^2). It has no slope of its own."""
+    q = 1 - 6 * ordinary_quotient(1, x + 3)
+    value = polynomial(q, [factor * each for each in ERFCX])
+    return ordinary_quotient(value, x + 1) * bell
+
+
 @implements("erfc", check=real)
 def erfc(input):
     """1 - erf(x), with all its digits where that is near 0."""
-    bell = _exp_of_square(input, -1.0)
-    value = where(input < 0.5, 1 - erf(input), _erfcx(input) * bell)
+    bell, size = _exp_of_square(input, -1.0), magnitude(input)
+    beyond = _tail(size, bell, 1.0)
+    near = 0.5 - input - input * polynomial(input * input, ERF) + 0.5
+    value = where(size < ERF_ENDS, near, where(input < 0, 2 - beyond, beyond))
     return with_slope(value, input, -2 / math.sqrt(math.pi) * bell)
 
 
@@ -83,8 +104,10 @@ def erfcx(input):
 @implements("ndtr", check=real)
 def ndtr(input):
     """The normal distribution function, with all its digits where that is near 0."""
-    bell, scaled = _exp_of_square(input, -0.5), input * math.sqrt(0.5)
-    value = where(input < -0.5, 0.5 * bell * _erfcx(-scaled), 0.5 + 0.5 * erf(scaled))
+    bell, size = _exp_of_square(input, -0.5), magnitude(input)
+    beyond = _tail(size * math.sqrt(0.5), bell, 0.5)
+    near = 0.5 + 0.5 * input + input * polynomial(input * input, NDTR)
+    value = where(size < NDTR_ENDS, near, where(input < 0, beyond, 1 - beyond))
     return with_slope(value, input, bell / math.sqrt(2 * math.pi))
 
 
@@ -187,9 +210,9 @@ def lgamma(input):
     is_small = a < 0.5
     y, logarithm = where(is_small, a + 1, a), log(a)
     z = y - 1
-    quotient = polynomial(z, LGAMMA_ABOVE) / polynomial(z, LGAMMA_BELOW)
+    quotient = ordinary_quotient(polynomial(z, LGAMMA_ABOVE), polynomial(z, LGAMMA_BELOW))
     near = (LGAMMA_AT_2 - (y - 2) * quotient) * z * (y - 2) + 0.0  # at 1 it is not -0.0
-    inverse = 1 / a
+    inverse = ordinary_quotient(1, a)
     far = polynomial(inverse * inverse, STIRLING) * inverse + 0.5 * math.log(2 * math.pi) - 0.5
     whole = where(a < FAR_FROM_1, near, (a - 0.5) * (logarithm - 1) + far)  # of y
     sine, _ = _sine(a)
@@ -204,7 +227,7 @@ def digamma(input):
     a, is_negative = abs(input), input < 0
     is_small = a < 0.5
     y, inverse = where(is_small, a + 1, a), 1 / input
-    near = polynomial(y, DIGAMMA_ABOVE) / polynomial(y, DIGAMMA_BELOW)
+    near = ordinary_quotient(polynomial(y, DIGAMMA_ABOVE), polynomial(y, DIGAMMA_BELOW))
     near = (y - DIGAMMA_ROOT[0] - DIGAMMA_ROOT[1]) * near
     square = inverse * inverse
     far = log(a) - (0.5 * abs(inverse) + square * polynomial(square, DIGAMMA_FAR))

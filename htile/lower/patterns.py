@@ -14,7 +14,7 @@ import torch
 
 from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.known import Known
-from ..frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op
+from ..frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op, Varies
 from .precision import NEAR_OPS, seen_in_16_bits
 
 
@@ -25,6 +25,7 @@ class Function(Enum):
     BOUNDED = "bounded"  # the operand's range makes a short one as exact as the output needs
     QUOTIENT = "as a power"  # an exponential over a known sum of them, for 16-bit results
     NUMBER = "by a number"  # as exact, through the reciprocal and one correction
+    SCALAR = "by a scalar"  # as exact, by an exponent that is one number of the launch
     SHARED = "shared"  # as exact, by a divisor that the elements of a group share
     NEAR = "near"  # a shorter one, because its result is only seen in 16 bits
     GELU = "gelu"  # as near, of a product that is x times the normal distribution function of x
@@ -73,6 +74,8 @@ def choose_function(
         if in_loops and _is_only_returned_in_16_bits(graph, node):
             return Function.QUOTIENT, (exponential.inputs[0], total.id)
         return Function.BOUNDED, node.inputs
+    if node.op is Op.DIV and node.arg is Known.ORDINARY:
+        return Function.BOUNDED, node.inputs
     if is_largest_share(graph, node):  # the same function, so that it equals the element
         return Function.BOUNDED, node.inputs
     is_fast = fastmath and node.op in FAST_OPS
@@ -88,6 +91,8 @@ def choose_function(
             return Function.NUMBER, node.inputs  # its reciprocal is neither huge nor tiny
         if divisor.value.spread and divisor.id in graph.equal_in_groups:
             return Function.SHARED, node.inputs
+    if node.op is Op.POW and _is_scalar(graph[node.inputs[1]]):
+        return Function.SCALAR, node.inputs
     product = _added_product(graph, node)
     if product is not None:
         kind = Function.FMS if product == node.inputs[0] else Function.FNMA
@@ -114,8 +119,14 @@ def _has_near_form(graph: Graph, node: Node) -> bool:
     if node.op is not Op.POW:
         return node.op in NEAR_OPS
     exponent = graph[node.inputs[1]]
-    is_small = exponent.op is Op.CONST and 0 < abs(exponent.arg) <= MOST_EXPONENT
-    return is_small and not number_of_products(graph, node)
+    if exponent.op is not Op.CONST:
+        return _is_scalar(exponent)
+    return 0 < abs(exponent.arg) <= MOST_EXPONENT and not number_of_products(graph, node)
+
+
+def _is_scalar(node: Node) -> bool:
+    """Whether it is one number of the launch, which the kernel does not know as it is compiled."""
+    return node.op is not Op.CONST and node.value.varies is Varies.SCALAR and not node.value.spread
 
 
 def number_of_products(graph: Graph, power: Node) -> int:

@@ -49,7 +49,7 @@ def seen_in_16_bits(graph: Graph) -> frozenset[int]:
         size = output.dtype.itemsize if output.over is None else SUMMED_BYTES
         widest[output.id] = max(widest.get(output.id, 0), size)
     found: set[int] = set()
-    signs = _signs(graph)
+    signs = signs_of(graph)
     for node in reversed(list(graph)):
         readers = [graph[id] for id in graph.users(node.id)]
         keeps = all(r.id in found and _keeps_error(graph, r, node, signs) for r in readers)
@@ -85,7 +85,8 @@ class Sign(NamedTuple):
         return self.not_negative or self.not_positive
 
 
-def _signs(graph: Graph) -> dict[int, Sign]:
+def signs_of(graph: Graph) -> dict[int, Sign]:
+    """What is known of the sign of each node's elements, whatever the arguments are."""
     found: dict[int, Sign] = {}
     for node in graph:
         found[node.id] = _sign(node, [found[i] for i in node.inputs])
@@ -107,6 +108,8 @@ def _sign(node: Node, operands: list[Sign]) -> Sign:
         return Sign(all(up), all(down))
     if op is Op.MUL and len(set(node.inputs)) == 1:
         return Sign(True, False)
+    if op is Op.POW:
+        return Sign(operands[0].not_negative, False)
     if op in (Op.MUL, Op.DIV):
         return Sign(all(up) or all(down), (up[0] and down[1]) or (down[0] and up[1]))
     if op is Op.WHERE:

@@ -6,6 +6,7 @@ import struct
 import networkx as nx
 import pytest
 import torch
+import torch.nn.functional as F
 
 import htile
 from htile.frontend.graph import Builder, Role, verify
@@ -25,6 +26,7 @@ from tests.lower.cases import (
     random_graph,
     row_output,
 )
+from tests.primitives.ptx_device import launch
 
 SEEDS = range(30)
 
@@ -358,3 +360,33 @@ MEANS = {
 def test_which_means_are_exact_for_equal_elements(name):
     f, expected = MEANS[name]
     assert ops(kernel_of(f, torch.empty(4, 96, device="meta")).graph) == expected
+
+
+def test_choices_by_a_sign_that_no_element_has_are_dropped():
+    """Of a softplus, log(gamma(x)) is not reflected at 0; a NaN is neither less nor greater."""
+    def kernel(f):
+        return htile.rowwise(f).inspect(torch.empty(8, 256), arch="sm_90a")
+
+    def choices(f):
+        return sum(node.op is Op.WHERE for node in kernel(f).graph)
+
+    assert choices(lambda x: torch.lgamma(F.softplus(x))) < choices(lambda x: torch.lgamma(x))
+    assert choices(lambda x: torch.where(x.exp() < 0, 1.0, x)) == 0
+    assert choices(lambda x: torch.where(-x.abs() > 0, 1.0, x)) == 0
+    assert choices(lambda x: torch.where((x.abs() < -1) & (x > 3), 1.0, x)) == 0
+    assert choices(lambda x: torch.where((x.abs() < 0) | (x > 3), 1.0, x)) == 1
+    assert choices(lambda x: torch.where(x.exp() <= 0, 1.0, x)) == 1  # it may be 0
+    assert choices(lambda x: torch.where(x.abs() < 1, 1.0, x)) == 1
+    assert choices(lambda x: torch.where(x < 0, 1.0, x)) == 1
+
+
+@pytest.mark.parametrize("name", ("lgamma", "digamma"))
+def test_what_is_left_of_a_choice_by_sign_has_the_same_values(name):
+    function = getattr(torch, name)
+    f = htile.rowwise(lambda x: function(x.abs()))
+    edges = torch.tensor([0.0, -0.0, math.inf, math.nan])
+    x = torch.cat([torch.rand(100), torch.rand(156) * 50, edges])[None]
+    kernel, out = f.inspect(x, arch="sm_90a"), torch.zeros_like(x)
+    launch(kernel.ptx, (1, 1), [x, out], is_emitted=True)
+    exact = function(x.double().abs()).float()
+    torch.testing.assert_close(out, exact, rtol=3e-6, atol=1e-6, equal_nan=True)

@@ -21,6 +21,7 @@ from tests.primitives.device_memory import SHARED_BYTES, SHARED_START, Memory, S
 WARP = 32  # lanes
 ALL = np.ones(WARP, bool)  # all lanes of a warp; `is ALL` tells it from others at once
 
+ROUNDED = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 INTEGERS = {
     "s8": np.int8, "u8": np.uint8, "b8": np.uint8, "s16": np.int16, "u16": np.uint16,
     "b16": np.uint16, "s32": np.int32, "u32": np.uint32, "b32": np.uint32, "s64": np.int64,
@@ -333,7 +334,8 @@ class Warp:
             self._set(active, operands[0], np.where(np.isnan(value), NAN, value))
         else:
             value = self._value(operands[1], opcode[-1])
-            value = np.rint(value) if "rni" in opcode else value
+            for way in ROUNDED.keys() & {*opcode}:
+                value = ROUNDED[way](value)
             self._set(active, operands[0], value.astype(INTEGERS.get(opcode[-2], np.float32)))
 
     def _shfl(self, active, opcode, operands):

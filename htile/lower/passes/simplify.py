@@ -15,6 +15,7 @@ from ...frontend.ops import COLLECTIVES, COMMUTATIVE, Op, Value, Varies
 from ...frontend.reference import EVALUATE
 from ...frontend.slopes import FirstAlong, Slope
 from ..patterns import strip
+from ..precision import Sign, signs_of
 from ..vectors import WARP, vector_size
 from .bundles import bundle_neighbours
 from .host_numbers import on_the_host
@@ -100,6 +101,38 @@ def fold_constants(graph: Graph) -> Graph:
         return new.add_const(result.item(), node.value, node.loc)
 
     return rewrite(graph, fold)
+
+
+def choose_by_sign(graph: Graph) -> Graph:
+    """Drop what depends on a sign that a value never has.
+
+    So log(gamma(x)) of a softplus is not reflected at 0.
+    """
+    signs = signs_of(graph)
+
+    def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
+        operands = [new[i] for i in inputs]
+        if node.op in (Op.LT, Op.GT) and operands[1].op is Op.CONST:
+            if _never_holds(node.op, signs[node.inputs[0]], operands[1].arg):
+                return new.add_const(False, node.value, node.loc)
+        if node.op is Op.WHERE and operands[0].op is Op.CONST:
+            chosen = 1 if operands[0].arg else 2
+            return inputs[chosen] if operands[chosen].value == node.value else None
+        if node.op in (Op.AND, Op.OR, Op.XOR) and node.value.dtype is torch.bool:
+            for k, each in enumerate(operands):
+                if each.op is Op.CONST and not each.arg:
+                    other = k if node.op is Op.AND else 1 - k
+                    return inputs[other] if operands[other].value == node.value else None
+        return None
+
+    return rewrite(graph, choose)
+
+
+def _never_holds(comparison: Op, sign: Sign, limit: float) -> bool:
+    """Whether no number of this sign is less (or greater) than the limit. A NaN never is."""
+    if comparison is Op.LT:
+        return sign.not_negative and limit <= 0
+    return sign.not_positive and limit >= 0
 
 
 def _same_whatever(node: Node, operands: list[Node]) -> object | None:
@@ -193,6 +226,7 @@ def narrow_indices(graph: Graph) -> Graph:
 
 PASSES = (
     fold_constants,
+    choose_by_sign,
     merge_common_subexpressions,
     choose_forms,
     merge_common_subexpressions,
