@@ -106,8 +106,11 @@ def fold_constants(graph: Graph) -> Graph:
 def choose_by_sign(graph: Graph) -> Graph:
     """Drop what depends on a sign that a value never has.
 
-    So log(gamma(x)) of a softplus is not reflected at 0.
+    So log(gamma(x)) of a softplus is not reflected at 0. A graph without such a comparison is
+    returned as it is.
     """
+    if not {node.op for node in graph} & {Op.LT, Op.GT}:
+        return graph
     signs = signs_of(graph)
 
     def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
