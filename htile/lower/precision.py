@@ -37,6 +37,13 @@ OF_OPERANDS_SIGN = frozenset({
     Op.MAX, Op.MIN, Op.LDEXP, Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC,
 })  # fmt: skip
 
+# Operations of floats whose result has the sign that `_sign` gives it, also where operands are
+# infinite or -0.0. A comparison of NaN, which they may give, does not hold.
+SURE = frozenset({
+    Op.CONST, Op.EXP, Op.EXP2, Op.SIGMOID, Op.ABS, Op.SQRT, Op.UNIFORM, Op.EXPONENTIAL, Op.EXPM1,
+    Op.LOG1P, Op.TANH, Op.ERF, Op.RESHAPE, Op.CAST, Op.CONVERT, Op.SUM, Op.NEG, Op.ADD, Op.SUB,
+    Op.MUL, Op.WHERE, Op.MAXIMUM, Op.MINIMUM,
+})  # fmt: skip
 
 SUMMED_BYTES = 4  # of a term of a sum over rows, whatever the sum is stored in
 
@@ -85,12 +92,29 @@ class Sign(NamedTuple):
         return self.not_negative or self.not_positive
 
 
-def signs_of(graph: Graph) -> dict[int, Sign]:
-    """What is known of the sign of each node's elements, whatever the arguments are."""
+UNKNOWN = Sign(False, False)
+
+
+def signs_of(graph: Graph, surely: bool = False) -> dict[int, Sign]:
+    """What is known of the sign of each node's elements.
+
+    surely: of every number. Otherwise a quotient by -0.0 may have another sign, and so may integers
+        that wrap, and the largest element of a row without elements.
+    """
     found: dict[int, Sign] = {}
     for node in graph:
-        found[node.id] = _sign(node, [found[i] for i in node.inputs])
+        is_known = not surely or _is_sure(graph, node)
+        sign = _sign(node, [found[i] for i in node.inputs]) if is_known else UNKNOWN
+        found[node.id] = sign
     return found
+
+
+def _is_sure(graph: Graph, node: Node) -> bool:
+    """Whether what `_sign` says of a node holds for every number, once it does for its operands."""
+    if node.op is Op.DIV:
+        divisor = graph[node.inputs[1]]
+        return divisor.op is Op.CONST and divisor.arg != 0
+    return node.value.dtype.is_floating_point and node.op in SURE
 
 
 def _sign(node: Node, operands: list[Sign]) -> Sign:
@@ -118,4 +142,4 @@ def _sign(node: Node, operands: list[Sign]) -> Sign:
         return Sign(any(up), all(down))
     if op is Op.MINIMUM:
         return Sign(all(up), any(down))
-    return Sign(False, False)
+    return UNKNOWN

@@ -378,6 +378,12 @@ def test_choices_by_a_sign_that_no_element_has_are_dropped():
     assert choices(lambda x: torch.where(x.exp() <= 0, 1.0, x)) == 1  # it may be 0
     assert choices(lambda x: torch.where(x.abs() < 1, 1.0, x)) == 1
     assert choices(lambda x: torch.where(x < 0, 1.0, x)) == 1
+    # a root of -0.0 is -0.0, so that these are -inf there, and integers wrap
+    assert choices(lambda x: torch.where(1 / x.sqrt() < 0, 1.0, x)) == 1
+    assert choices(lambda x: torch.where(torch.rsqrt(x.exp() * x.sqrt()) < 0, 1.0, x)) == 1
+    assert choices(lambda x: torch.where(x.sqrt() ** -3.0 < 0, 1.0, x)) == 1
+    assert choices(lambda x: torch.where((x.int() * x.int()).float() < 0, 1.0, x)) == 1
+    assert choices(lambda x: torch.where(x.exp() / 3 < 0, 1.0, x)) == 0
 
 
 @pytest.mark.parametrize("name", ("lgamma", "digamma"))

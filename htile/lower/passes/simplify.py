@@ -111,7 +111,7 @@ def choose_by_sign(graph: Graph) -> Graph:
     """
     if not {node.op for node in graph} & {Op.LT, Op.GT}:
         return graph
-    signs = signs_of(graph)
+    signs = signs_of(graph, surely=True)
 
     def choose(new: Builder, node: Node, inputs: tuple[int, ...]) -> int | None:
         operands = [new[i] for i in inputs]
