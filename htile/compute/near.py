@@ -33,7 +33,9 @@ from htile.compute.products import fma, polynomial
 # A power series takes over where its variable is smaller than this in magnitude. The variable is
 # the operand, or for log, log2 and log10 the operand minus 1. The second number is for tanh.
 SERIES_BELOW, TANH_SERIES_BELOW = 2.0**-7, 2.0**-4
-MOST_EXPONENT = 64.0  # of a power, in magnitude, up to which its error is small
+# The largest exponent of a short power, in magnitude. A number that is larger is refused as the
+# kernel is made (`htile.lower.patterns`), and a scalar as it runs.
+MOST_EXPONENT = 64.0
 # exp(x * x / 2) times the share of a normal distribution below -x, for x >= 0, is nearest to the
 # polynomial with these coefficients of t = 1 / (1 + SHIFT * x), from t to t ** 6. The relative
 # error is at most 2 ** -19.3 * (1 + x * x / 8), by Lawson's algorithm.
@@ -109,14 +111,13 @@ def log1p_near(x):
 
 def pow_near(x: Operand, exponent: float | Numeric) -> Vector | Numeric:
     """x ** exponent. A number is from -64 to 64, and not 0; a scalar is known at the launch."""
-    (x,), any_vector = lift(x)
-    result = (_pow_by_scalar if isinstance(exponent, Numeric) else _pow_by_number)(x, exponent)
-    return result if any_vector else result[0]
+    power = _pow_by_scalar if isinstance(exponent, Numeric) else _pow_by_number
+    return elementwise(power)(x, exponent=exponent)
 
 
 def _pow_by_number(x: Vector, exponent: float) -> Vector:
     parity = exponent % 2
-    result = _power(cute.math.absf(x) if parity in (0, 1) else _root_of(x), exponent)
+    result = _power(cute.math.absf(x) if parity in (0, 1) else _base_of_root(x), exponent)
     return float_of(bits_of(result) | bits_of(x) & SIGN) if parity == 1 else result
 
 
@@ -129,7 +130,7 @@ def _pow_by_scalar(x: Vector, exponent: Numeric):
     elif (exponent != 0.0) & (exponent >= -MOST_EXPONENT) & (exponent <= MOST_EXPONENT):
         whole = Int32(exponent)
         is_whole, sign = Float32(whole) == exponent, whole << 31  # the sign of -1 to that power
-        size = cute.where(cute.full_like(x, is_whole, Boolean), cute.math.absf(x), _root_of(x))
+        size = cute.where(cute.full_like(x, is_whole, Boolean), cute.math.absf(x), _base_of_root(x))
         kept = bits_of(x) & select(is_whole, sign, 0)
         result = float_of(bits_of(_power(size, exponent)) | kept)
     else:
@@ -137,8 +138,8 @@ def _pow_by_scalar(x: Vector, exponent: Numeric):
     return result
 
 
-def _root_of(x: Vector) -> Vector:
-    """What has a power that is not whole: a negative number has none, but -inf has that of inf."""
+def _base_of_root(x: Vector) -> Vector:
+    """x, and inf for -inf, whose power is that of inf. Of other negative numbers it is NaN."""
     return cute.where(x == -math.inf, cute.full_like(x, math.inf), x)
 
 

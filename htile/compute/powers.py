@@ -12,15 +12,7 @@ from cutlass import Boolean, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.division import TINY, div, rcp
-from htile.compute.operands import (
-    Operand,
-    Vector,
-    bits_of,
-    elementwise,
-    float_of,
-    lift,
-    like,
-)
+from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, like
 from htile.compute.products import polynomial
 
 LOG2_E = math.log2(math.e)
@@ -145,9 +137,7 @@ def pow_scalar(a: Operand, exponent: Numeric) -> Vector | Numeric:
     All threads have the same exponent, so that they take the same branch: of 5 instructions, or of
     those of `pow`.
     """
-    (x,), any_vector = lift(a)
-    result = _pow_scalar(x, exponent)
-    return result if any_vector else result[0]
+    return elementwise(_pow_scalar)(a, exponent=exponent)
 
 
 @cute.jit

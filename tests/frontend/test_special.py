@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import htile
+from benchmarks import instructions
 from htile.frontend.derive import derive
 from htile.frontend.reference import evaluate
 from htile.testing import ulp
@@ -316,3 +317,15 @@ def test_kernels_compile(name, dtype):
     forward = kernel(name).inspect(x, arch="sm_90a")
     for compiled in (forward, forward.backward):
         assert compiled.resources.stack == 0 and compiled.resources.registers <= 128
+
+
+# Instructions for an element. Of a softplus, which takes 18 itself, the logarithm is not reflected.
+MOST_INSTRUCTIONS = {
+    "erfc": 54, "ndtr": 56, "lgamma": 84, "digamma": 88, "lgamma(softplus)": 71
+}  # fmt: skip
+
+
+def test_instructions():
+    pytest.importorskip("cutlass")
+    found = instructions.table([*MOST_INSTRUCTIONS], torch.float32)
+    assert all(found[name][0] <= most for name, most in MOST_INSTRUCTIONS.items()), found
