@@ -94,14 +94,20 @@ HINTS = {
         "adaptive_max_pool1d_with_indices": "for return_indices=True write x.view(k, -1).max(-1)",
         "dstack block_diag": _PARTS,
         "index_put": _INDEX,
+        "select_scatter slice_scatter": "write y = x.clone(), and then y[index] = value",
+        "diagonal_scatter": "write torch.where(torch.eye(n, dtype=torch.bool), values, x)",
+        "pixel_shuffle": "write x.view(c, r, r, h, w).permute(0, 3, 1, 4, 2)"
+        ".reshape(c, h * r, w * r)",
+        "pixel_unshuffle": "write x.view(c, h, r, w, r).permute(0, 2, 4, 1, 3).reshape(-1, h, w)",
         "masked_scatter": "it has no fixed length: write torch.where(mask, x, other)",
         "complex polar view_as_complex view_as_real": _COMPLEX,
         "histc": "count by comparisons, (x < edge).sum(), one for each edge",
         "bincount": "of k bins write F.one_hot(x, k).sum(0), and with weights "
         "torch.zeros(k).scatter_add(0, x, weights)",
         "linspace": "of symbolic ends write a + (b - a) * torch.arange(n) / (n - 1)",
-        "_is_all_true": "of torch.distributions write the formula, as torch.special.ndtr(x) for "
-        "Normal(0, 1).cdf(x)",
+        "_is_all_true": "values are not known while tracing: call "
+        "torch.distributions.Distribution.set_default_validate_args(False) once, or give each "
+        "distribution validate_args=False",
         "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
         "meshgrid": "write x[:, None] and y[None, :], which broadcast",
         "item": "a number of the row is used as it is: write x.max() for x.max().item()",

@@ -269,6 +269,21 @@ MISTAKES = {
     "permute": (lambda x: x.view(2, 4).permute(0, 0), ShapeError, "permute"),
     "flip": (lambda x: x.repeat(9).flip(0), UnsupportedError, "pass x.flip(-1) as an argument"),
     "fliplr": (lambda x: x.view(2, -1).fliplr(), UnsupportedError, "write x.flip(dim)"),
+    "a distribution": (
+        lambda x: torch.distributions.Normal(x, 1.0, validate_args=True).log_prob(x),
+        UnsupportedError, "validate_args=False",
+    ),
+    "pixel_shuffle": (
+        lambda x: F.pixel_shuffle(x.view(4, 1, 2), 2), UnsupportedError, "permute(0, 3, 1, 4, 2)"
+    ),
+    "pixel_unshuffle": (
+        lambda x: F.pixel_unshuffle(x.view(1, 2, 4), 2), UnsupportedError, "permute(0, 2, 4, 1, 3)"
+    ),
+    "select_scatter": (lambda x: x.select_scatter(x[0], 0, 3), UnsupportedError, "x.clone()"),
+    "slice_scatter": (lambda x: x.slice_scatter(x[:4], 0, 1, 5), UnsupportedError, "x.clone()"),
+    "diagonal_scatter": (
+        lambda x: x.view(2, 4).diagonal_scatter(x[:2]), UnsupportedError, "torch.eye"
+    ),
     "torch.maximum": (lambda x: torch.maximum(x, 0.0), TraceError, "x.clamp(min=0.0)"),
     "torch.minimum": (lambda x: torch.minimum(x, 1), TraceError, "x.clamp(max=0.0)"),
     "torch.minimum, reflected": (lambda x: torch.minimum(1.0, x), TraceError, "full_like"),
