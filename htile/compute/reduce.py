@@ -1,11 +1,13 @@
 """Row reductions: within a thread, within a warp, and over the warps of a CTA or of a cluster.
 
-A thread adds its elements by a halving tree. The lanes of a warp combine by a butterfly of
-shuffles. The warps of a row exchange what they have through shared memory: behind one block barrier
-(`block_reduce`), or by one transaction of the cluster (`cluster_reduce`). `row_reduce` does all.
+A thread adds its elements by a halving tree. Where several reductions share an exchange, it adds
+its vectors first, and then the elements of their sum (`htile.compute.trees`). The lanes of a warp
+combine by a butterfly of shuffles. The warps of a row exchange what they have through shared
+memory: behind one block barrier (`block_reduce`), or by one transaction of the cluster
+(`cluster_reduce`). `row_reduce` does all.
 
-The order of every sum depends on three numbers alone: how many elements a thread has, how many
-threads a row has, and how many CTAs.
+The order of every sum depends on the exchange that it has alone or shares, and on three numbers:
+how many elements a thread has, how many threads a row has, and how many CTAs.
 """
 
 import math
@@ -70,12 +72,16 @@ def identity(op: cute.ReductionOp, dtype: type[Numeric]) -> float | int:
     return low if op is MAX else high
 
 
-def combine(op: cute.ReductionOp, a: Vector | Numeric, b: Vector | Numeric | Product | Indexed):
+def combine(
+    op: cute.ReductionOp, a: Vector | Numeric | Product, b: Vector | Numeric | Product | Indexed
+):
     """One step of a reduction, on two scalars or two vectors.
 
-    A maximum or minimum of a NaN is NaN, as in torch. `b` may be a `Product` where `op` is ADD, and
-    `Indexed` where it is MAX: then the first element of `a` stands for all.
+    A maximum or minimum of a NaN is NaN, as in torch. Where `op` is ADD, both may be `Product`s.
+    Where it is MAX, `b` may be `Indexed`: then the first element of `a` stands for all.
     """
+    if isinstance(a, Product):
+        a = a.rounded()
     if isinstance(b, Product):
         return b.plus(a)
     if isinstance(b, Indexed):
@@ -127,8 +133,8 @@ def thread_reduce(x: Vector | Product | Indexed | Numeric, op: cute.ReductionOp)
     return combine_terms([x[i] for i in range(n)], op)
 
 
-def combine_terms(terms: list[Numeric], op: cute.ReductionOp) -> Numeric:
-    """Reduce scalars by a halving tree. One that has no partner waits for the next step."""
+def combine_terms(terms: list, op: cute.ReductionOp):
+    """Reduce what `combine` takes by a halving tree. One without a partner waits for a step."""
     while len(terms) > 1:
         half = len(terms) // 2
         rest = terms[2 * half :]

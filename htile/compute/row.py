@@ -30,10 +30,20 @@ from htile.compute.online import about_finite, online_softmax_reduce, softmax_pa
 from htile.compute.operands import make_vector, select
 from htile.compute.products import Product
 from htile.compute.ranks import first_of_row
-from htile.compute.reduce import ADD, MAX, MIN, identity, row_reduce, thread_reduce, warp_reduce
+from htile.compute.reduce import (
+    ADD,
+    MAX,
+    MIN,
+    MUL,
+    identity,
+    row_reduce,
+    thread_reduce,
+    warp_reduce,
+)
 from htile.compute.scan import row_scan
 from htile.compute.selection import BITS, kth_of_row, nothing_of
 from htile.compute.together import SLOTS, FoundTogether, first_together
+from htile.compute.trees import VectorTree, combine_vectors, leaves
 from htile.copy.lookup import Lookups
 
 
@@ -53,16 +63,30 @@ class RowReductions(Lookups):
 
         values: one or a tuple: vectors, or scalars of the row that stand for N equal elements.
             Boolean vectors take MAX (any) and MIN (all). Products take ADD and MEAN, and `Indexed`
-            takes MAX.
+            takes MAX. Each of several may be a `tree` that has taken all vectors.
         ops: ADD, MUL, MAX, MIN or MEAN for each value. Value i takes the slot `slot + i`.
         """
         if not isinstance(values, tuple):
             return self.row_reduce((values,), (ops,), slot, phase)[0]
-        operands = tuple(self._operand(v, op) for v, op in zip(values, ops, strict=True))
+        several = len(values) > 1
+        operands = tuple(self._of_thread(v, o, several) for v, o in zip(values, ops, strict=True))
         results = self._reduce(operands, ops, slot, phase)
         return tuple(
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
         )
+
+    def tree(self, op: cute.ReductionOp) -> VectorTree:
+        """What combines this thread's vectors as they come, in the order of `in_tree`."""
+        return VectorTree(op, self.num_chunks)
+
+    def in_tree(self, j: int) -> RowReductions:
+        """The context of the j-th vector that a tree takes."""
+        return self.chunk(leaves(self.num_chunks)[j])
+
+    def add_to(self, tree: VectorTree, value) -> None:
+        """Let a tree take this vector's values. Padded elements do not count."""
+        operand = self._operand(value, tree.op)
+        tree.take(operand.reshape((self.vec_size,)), value.dtype)
 
     def group_reduce(self, value: cute.TensorSSA, op: cute.ReductionOp, size: int):
         """Reduce each group of `size` neighbouring columns: a vector with its group's in each.
@@ -369,6 +393,19 @@ class RowReductions(Lookups):
             phase=phase + self.phase,
             abreast=self.config.abreast,
         )
+
+    def _of_thread(self, value, op, several: bool):
+        """What is reduced over the row, by one exchange of `several` values or of this one.
+
+        Of several sums and products it is one vector, in the order of a `tree`, whether or not
+        they came in one.
+        """
+        if isinstance(value, VectorTree):
+            return value.total
+        operand = self._operand(value, op)
+        if op not in (ADD, MUL) or not several:
+            return operand
+        return combine_vectors(operand, self.vec_size, op)
 
     def _operand(self, value, op) -> cute.TensorSSA | Product | Indexed | Float32 | ThreadPart:
         """What is reduced: a full vector whose padded elements hold the identity of `op`."""

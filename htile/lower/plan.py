@@ -322,10 +322,12 @@ class Plan:
         """For each value that is computed before an exchange and read after it: where it lives."""
         if self.numerics.in_loops:
             return self.work.homes_in_loops(self.rows_home)
-        if self.stretches:
-            return homes(self)
         crossing = self.work.crossing(self.sweeps, self.placement.columns != "early")
-        return dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
+        found = dict.fromkeys(sorted(set().union(*crossing)), Home.REGISTERS)
+        if not self.stretches:
+            return found
+        numbers = {id: home for id, home in found.items() if not self.graph[id].value.spread}
+        return dict(sorted((numbers | homes(self)).items()))
 
     @cached_property
     def stretches(self) -> tuple[Stretch, ...]:

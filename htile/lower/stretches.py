@@ -4,13 +4,15 @@ A stretch is what a thread computes between two exchanges. A statement of the em
 all elements of a thread, and ptxas keeps the order of the statements. So a value takes a register
 for each element until the last statement that reads it, even if no other stretch does. If that is
 too much, each stretch is printed as a loop over the thread's vectors. Then only values that cross
-an exchange take registers for all elements. No bit depends on it, because whole rows are still
+an exchange take registers for all elements. Several reductions of one exchange take one vector
+after the other, so that what they reduce takes none either. No bit depends on it, because all are
 summed in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from ..frontend.ops import Op
 from .choice.instructions import sweep_costs
 from .patterns import Function, strip
 from .periods import once
-from .reductions import Reduce
+from .reductions import PLAIN, Part, Reduce
 from .steps import Compute, Home, Load, Step, Store
 
 if TYPE_CHECKING:
@@ -40,6 +42,12 @@ STAGED_SAVED, STAGED_ELEMENTS, STAGED_N = 1.5, 40, 8192
 # Loops over rows have few threads, which may have all registers. They gain only if elements take so
 # many instructions. This was chosen on 28 gradients with weights.
 LEAST_OVER_ROWS = 200
+# An exchange of so many reductions takes one vector after the other. Each takes the registers of a
+# vector or two, so more are slower: ptxas adds up some of their values before others are there.
+LEAST_CARRIED, MOST_CARRIED = 2, 8
+# Rows that are computed by vectors for that alone take so many instructions between two exchanges,
+# in the mean. It was chosen on 58 plans, and others were timed (`docs/traps.md`, Registers).
+LEAST_OF_STRETCH = 7
 MOST_AGAIN = 2  # instructions of a value that a later stretch may compute again
 WHOLE_WORDS = (torch.float32, torch.int32)  # dtypes of what may be kept for a later stretch
 
@@ -53,6 +61,7 @@ class Stretch(NamedTuple):
     inputs: rows and columns that this reads.
     read: what it reads that stretches before it have kept.
     kept: what it keeps for later stretches, or for the exchange.
+    carried: the reductions to which the values of each vector are added at once.
     whole: rows, columns and kept values of which the exchange needs all elements at once.
     factors: products that the exchange adds up. They are printed behind the loop over vectors.
     stores: results that have elements. They are stored of each vector, or added up over rows.
@@ -66,6 +75,7 @@ class Stretch(NamedTuple):
     inputs: tuple[Input, ...]
     read: tuple[int, ...]
     kept: tuple[int, ...]
+    carried: tuple[Part, ...]
     whole: tuple[int, ...]
     factors: tuple[Compute, ...]
     stores: tuple[Output, ...]
@@ -90,12 +100,31 @@ def stretches(plan: Plan) -> tuple[Stretch, ...]:
         sums = len([output for output in plan.graph.over_rows if output.is_row])
         if (of_statements + sums) * plan.elements_per_thread < LEAST_OVER_ROWS:
             return ()
-    ways = [_divided(plan, again) for again in ({}, _cheap(plan))]
-    ways = [found for found in ways if _can_keep(plan.graph, found)]
+    cheap = _cheap(plan)
+    found = _narrowest(plan, [_divided(plan, again) for again in ({}, cheap)])
     least = STAGED_SAVED if is_light(plan) and plan.work.columns else LEAST_SAVED
-    best = min(ways, key=lambda found: _widest(plan, found), default=[])
-    saves = best and of_statements - _widest(plan, best) >= least
-    return tuple(best) if saves else ()
+    saves = found and of_statements - _widest(plan, found) >= least
+    if saves or _may_carry(plan):
+        more = cheap | _cheap_of_kept(plan, cheap)
+        ways = [_divided(plan, again, carries=True) for again in ({}, cheap, more)]
+        carrying = _narrowest(plan, [way for way in ways if any([each.carried for each in way])])
+        widest = _widest(plan, found) if saves else of_statements
+        if carrying and widest - _widest(plan, carrying) >= LEAST_SAVED:
+            return tuple(carrying)
+    return tuple(found) if saves else ()
+
+
+def _narrowest(plan: Plan, ways: Sequence[list[Stretch]]) -> list[Stretch]:
+    """The stretches that take the fewest registers; none if no way can keep what it has to."""
+    ways = [found for found in ways if _can_keep(plan.graph, found)]
+    return min(ways, key=lambda found: _widest(plan, found), default=[])
+
+
+def _may_carry(plan: Plan) -> bool:
+    """Whether rows are computed by vectors only because reductions take one after the other."""
+    if plan.sweeps.costs[0] < LEAST_OF_STRETCH * (plan.stages + 1):
+        return False
+    return not any([node.op in (Op.SIN, Op.COS) for node in plan.graph])  # each has a branch
 
 
 def is_light(plan: Plan) -> bool:
@@ -122,7 +151,7 @@ def _gains_without_columns(plan: Plan) -> bool:
 
 
 def homes(plan: Plan) -> dict[int, Home]:
-    """Where values for later stretches are while a thread waits: kept, as loaded, or nowhere."""
+    """Where elements for later stretches are while a thread waits: kept, as loaded, or nowhere."""
     inputs = {i.id for i in (*plan.work.rows, *plan.work.columns)}
     computed: set[int] = set()
     kept: set[int] = set()
@@ -136,7 +165,7 @@ def homes(plan: Plan) -> dict[int, Home]:
         found |= dict.fromkeys(here & computed, Home.RECOMPUTE)
         computed |= here
         kept |= {*stretch.kept}
-    return dict(sorted(found.items()))
+    return found
 
 
 def _can_keep(graph: Graph, found: Sequence[Stretch]) -> bool:
@@ -158,6 +187,25 @@ def _cheap(plan: Plan) -> dict[int, list[Compute]]:
             if sweep_costs(graph, steps, ())[0] <= MOST_AGAIN:
                 found[step.id] = steps
     return {id: steps for id, steps in found.items() if steps}
+
+
+def _cheap_of_kept(plan: Plan, cheap: Mapping[int, list[Compute]]) -> dict[int, list[Compute]]:
+    """The same, of what is computed of values that are kept as long anyway."""
+    graph, found, sections = plan.graph, {}, _sections(plan)
+    last = _last_read(graph, sections)
+    inputs = {i.id for i in (*plan.work.rows, *plan.work.columns)}
+    for k, section in enumerate(sections):
+        for step in section:
+            is_vector = isinstance(step, Compute) and graph[step.id].value.spread
+            if not is_vector or graph[step.id].op is Op.RESHAPE or step.id in cheap:
+                continue
+            if last.get(step.id, -1) <= k or sweep_costs(graph, (step,), ())[0] > MOST_AGAIN:
+                continue
+            operands = {*_of_elements(graph, step.inputs)} - inputs
+            lasting = [id for id in operands if last.get(id, -1) >= last[step.id]]
+            if len(lasting) == len(operands) and not operands & (cheap.keys() | found.keys()):
+                found[step.id] = [step]
+    return found
 
 
 def _is_plain(plan: Plan) -> bool:
@@ -188,15 +236,30 @@ def _read_by(graph: Graph, step: Step) -> list[int]:
     return _of_elements(graph, step.operands(graph)) if isinstance(step, Reduce) else []
 
 
-def _at_once(graph: Graph, section: Sequence[Step]) -> list[Step]:
-    """The steps of a section that read all elements of a thread at once.
+def _carried(graph: Graph, section: Sequence[Step]) -> list[Part]:
+    """The reductions of a section that take one vector after the other."""
+    plain = [step for step in section if isinstance(step, Reduce) and step.following is None]
+    parts = [part for step in plain if not (step.is_pair or step.is_scan) for part in step.parts]
+    parts = [part for part in parts if part.kind in PLAIN and part.chain is None]
+    keys = {s.id for s in section if isinstance(s, Compute) and s.function is Function.INDEXED}
+    parts = [part for part in parts if {*carried_by(graph, part)} - keys]
+    return parts if LEAST_CARRIED <= len(parts) <= MOST_CARRIED else []
 
-    These are the exchange, and the products that it adds up.
-    """
-    reduces = [step for step in section if isinstance(step, Reduce)]
-    added = {id for reduce in reduces for id in _read_by(graph, reduce)}
-    computes = [step for step in section if isinstance(step, Compute) and step.id in added]
-    return [*(s for s in computes if s.function is Function.FACTORS), *reduces]
+
+def carried_by(graph: Graph, part: Part) -> list[int]:
+    """The elements that a part reduces, if it reduces elements and not a number of the row."""
+    return _of_elements(graph, part.operands(graph))
+
+
+def _at_once(graph: Graph, section: Sequence[Step], carried: Sequence[Part]) -> list[int]:
+    """What the exchange behind a section needs all elements of at once."""
+    found: list[int] = []
+    for reduce in [step for step in section if isinstance(step, Reduce)]:
+        each = zip(reduce.results, reduce.parts, strict=True)
+        if left := [(id, part) for id, part in each if part not in carried]:
+            results, parts = zip(*left, strict=True)
+            found += _read_by(graph, replace(reduce, results=results, parts=parts))
+    return found
 
 
 def _sections(plan: Plan) -> list[list[Step]]:
@@ -212,33 +275,43 @@ def _sections(plan: Plan) -> list[list[Step]]:
     return sections if sections[-1] else sections[:-1]
 
 
-def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
+def _last_read(graph: Graph, sections: Sequence[Sequence[Step]]) -> dict[int, int]:
+    """For each value that is read, the section that reads it last."""
+    each = enumerate(sections)
+    return {id: k for k, steps in each for step in steps for id in _read_by(graph, step)}
+
+
+def _divided(
+    plan: Plan, again: Mapping[int, list[Compute]], carries: bool = False
+) -> list[Stretch]:
     """All stretches of a held row.
 
     again: the values that a later stretch computes again, and the steps that do so.
+    carries: whether reductions take one vector after the other, where they may.
     """
     graph, sections = plan.graph, _sections(plan)
     inputs = {i.id: i for i in (*plan.work.rows, *plan.work.columns)}
-    last = {
-        id: k
-        for k, section in enumerate(sections)
-        for step in section
-        for id in _read_by(graph, step)
-    }
+    last = _last_read(graph, sections)
     made: set[int] = set()
     found = []
     for k, section in enumerate(sections):
-        at_once = _at_once(graph, section)
-        factors = [step for step in at_once if isinstance(step, Compute)]
+        carried = _carried(graph, section) if carries else []
+        at_once = _at_once(graph, section, carried)
+        factors = [s for s in section if isinstance(s, Compute) and s.id in at_once]
+        factors = [step for step in factors if step.function is Function.FACTORS]
         own = [s for s in section if isinstance(s, Compute) and graph[s.id].value.spread]
         own = [s for s in own if s not in factors and graph[s.id].op is not Op.RESHAPE]
         stores = [s for s in section if isinstance(s, Store) and s.output.is_row]
         named = {step.id for step in factors}
-        at_end = [id for s in at_once for id in _read_by(graph, s) if id not in named]
-        read = dict.fromkeys(id for s in (*own, *stores) for id in _read_by(graph, s))
+        at_end = [id for id in at_once if id not in named]
+        at_end += [id for step in factors for id in _read_by(graph, step)]
+        added = [id for part in carried for id in carried_by(graph, part)]
+        read = dict.fromkeys([*(id for s in (*own, *stores) for id in _read_by(graph, s)), *added])
         repeated = [s for id in (*read, *at_end) if id in made for s in again.get(id, ())]
         computes = list(dict.fromkeys((*repeated, *own)))
-        read = dict.fromkeys(id for s in (*computes, *stores) for id in _read_by(graph, s))
+        read = dict.fromkeys(
+            [*(id for s in (*computes, *stores) for id in _read_by(graph, s)), *added]
+        )
         here = {step.id for step in computes}
         kept = [id for id in here if id in at_end or (last.get(id, -1) > k and id not in again)]
         found.append(
@@ -251,6 +324,7 @@ def _divided(plan: Plan, again: Mapping[int, list[Compute]]) -> list[Stretch]:
                 inputs=tuple(inputs[id] for id in read if id in inputs),
                 read=tuple(id for id in read if id in made and id not in here),
                 kept=tuple(sorted(kept)),
+                carried=tuple(carried),
                 whole=tuple(dict.fromkeys(at_end)),
                 factors=tuple(factors),
                 stores=tuple(s.output for s in stores),
@@ -288,7 +362,9 @@ def _words(plan: Plan, found: Sequence[Stretch], k: int) -> float:
     at_first += _packed({*stretch.inputs, *of_later})
     at_last = len({*stretch.whole} | (before | {*stretch.kept}) & after) + _packed(of_later)
     at_last += _packed(stretch.shifted(plan))
-    return max(at_first, at_last)
+    waiting = plan.chunks.bit_length() - 1  # vectors of a reduction that takes them one by one
+    of_carried = len(stretch.carried) * waiting / plan.chunks
+    return max(at_first, at_last) + of_carried
 
 
 def _words_of_statements(plan: Plan) -> int:

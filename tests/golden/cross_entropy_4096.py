@@ -4,6 +4,7 @@ logits bf16, label i64, z_weight f32, cap f32 -> loss f32, gradient bf16
 """
 
 import cuda.bindings.driver as cuda
+import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
@@ -37,17 +38,12 @@ def cross_entropy_kernel(
     tXrLogits = loader.start(mLogits)
     label = ctx.load_row_value(mLabel)
     loader.finish()
-    logits = math.convert(tXrLogits.load(), Float32)
     cute.arch.griddepcontrol_launch_dependents()  # the next may start
 
+    # stage 1: max, sum
     maximum0 = math.maximum(label, Int64(0))  # cross_entropy.py:22
     minimum0 = math.minimum(maximum0, Int64(4095))  # cross_entropy.py:22
     take0 = math.convert(ctx.load_element(mLogits, minimum0), Float32)  # cross_entropy.py:22
-
-    # stage 1: max, sum
-    div0 = math.div(logits, cap)  # cross_entropy.py:19
-    tanh0 = math.tanh(div0)  # cross_entropy.py:19
-    mul0 = cap * tanh0  # cross_entropy.py:20
     ge0 = math.ge(label, Int64(0))  # cross_entropy.py:22
     lt0 = math.lt(label, Int64(4096))  # cross_entropy.py:22
     and0 = math.logical_and(ge0, lt0)  # cross_entropy.py:22
@@ -58,15 +54,36 @@ def cross_entropy_kernel(
     abs0 = math.abs(where0)  # cross_entropy.py:22
     lt1 = math.lt(abs0, 1e+30)  # cross_entropy.py:22
     where1 = math.where(lt1, where0, 0.0)  # cross_entropy.py:22
-    sub0 = mul0 - where1  # cross_entropy.py:22
-    max0, sum0 = ctx.row_reduce((mul0, sub0), (cute.ReductionOp.MAX, cute.ReductionOp.ADD), slot=0)
+    held_tanh0 = ctx.make_row(Float32)
+    max0_tree = ctx.tree(cute.ReductionOp.MAX)
+    sum0_tree = ctx.tree(cute.ReductionOp.ADD)
+    for j in cutlass.range_constexpr(ctx.num_chunks):
+        chunk = ctx.in_tree(j)
+        logits = math.convert(chunk.take_row(tXrLogits).load(), Float32)
+        div0 = math.div(logits, cap)  # cross_entropy.py:19
+        tanh0 = math.tanh(div0)  # cross_entropy.py:19
+        chunk.put_row(held_tanh0, tanh0)
+        mul0 = cap * tanh0  # cross_entropy.py:20
+        chunk.add_to(max0_tree, mul0)  # cross_entropy.py:22
+        sub0 = mul0 - where1  # cross_entropy.py:22
+        chunk.add_to(sum0_tree, sub0)  # cross_entropy.py:22
+    max0, sum0 = ctx.row_reduce(
+        (max0_tree, sum0_tree), (cute.ReductionOp.MAX, cute.ReductionOp.ADD), slot=0
+    )  # cross_entropy.py:22
 
     # stage 2: sum
     abs1 = math.abs(max0)  # cross_entropy.py:22
     eq0 = math.eq(abs1, Float32.inf)  # cross_entropy.py:22
     where2 = math.where(eq0, 0.0, max0)  # cross_entropy.py:22
-    sub1 = mul0 - where2  # cross_entropy.py:22
-    exp0 = math.exp_bounded(sub1)  # cross_entropy.py:22
+    held_exp0 = ctx.make_row(Float32)
+    for j in cutlass.range_constexpr(ctx.num_chunks):
+        chunk = ctx.chunk(j)
+        tanh0 = chunk.read_row(held_tanh0).load()
+        mul0 = cap * tanh0  # cross_entropy.py:20
+        sub1 = mul0 - where2  # cross_entropy.py:22
+        exp0 = math.exp_bounded(sub1)  # cross_entropy.py:22
+        chunk.put_row(held_exp0, exp0)
+    exp0 = held_exp0.load()
     sum1 = ctx.row_reduce(exp0, cute.ReductionOp.ADD, slot=2)  # cross_entropy.py:22
 
     # output
@@ -90,22 +107,26 @@ def cross_entropy_kernel(
     mul6 = mul5 * add1  # cross_entropy.py:30
     add2 = add0 + mul6  # cross_entropy.py:30
     where6 = math.where(ne0, add2, 0.0)  # cross_entropy.py:30
-    ctx.store_row_value(mLoss, where6)
-    sub7 = mul0 - add1  # cross_entropy.py:27
-    exp1 = math.exp(sub7)  # cross_entropy.py:27
     mul7 = 2.0 * z_weight  # cross_entropy.py:27
     mul8 = mul7 * add1  # cross_entropy.py:27
     add3 = 1.0 + mul8  # cross_entropy.py:27
     maximum1 = math.maximum(label, Int64(-1))
     minimum1 = math.minimum(maximum1, Int64(4096))
     convert0 = math.convert(minimum1, Int32)
-    eq2 = math.eq(ctx.offsets, ctx.offset_of(convert0))  # cross_entropy.py:24
-    where7 = math.where(eq2, 0.9000244140625, 2.44140625e-05)  # cross_entropy.py:26
-    sub8 = math.fms(exp1, add3, where7)  # cross_entropy.py:27
-    sub9 = math.fnma(tanh0, tanh0, 1.0)  # cross_entropy.py:31
-    mul9 = sub8 * sub9  # cross_entropy.py:31
-    where8 = math.where(ne0, mul9, 0.0)  # cross_entropy.py:31
-    ElementwiseStorer(ctx).store(mGradient, where8)
+    for j in cutlass.range_constexpr(ctx.num_chunks):
+        chunk = ctx.chunk(j)
+        tanh0 = chunk.read_row(held_tanh0).load()
+        mul0 = cap * tanh0  # cross_entropy.py:20
+        sub7 = mul0 - add1  # cross_entropy.py:27
+        exp1 = math.exp(sub7)  # cross_entropy.py:27
+        eq2 = math.eq(chunk.offsets, chunk.offset_of(convert0))  # cross_entropy.py:24
+        where7 = math.where(eq2, 0.9000244140625, 2.44140625e-05)  # cross_entropy.py:26
+        sub8 = math.fms(exp1, add3, where7)  # cross_entropy.py:27
+        sub9 = math.fnma(tanh0, tanh0, 1.0)  # cross_entropy.py:31
+        mul9 = sub8 * sub9  # cross_entropy.py:31
+        where8 = math.where(ne0, mul9, 0.0)  # cross_entropy.py:31
+        ElementwiseStorer(chunk).store(mGradient, where8)
+    ctx.store_row_value(mLoss, where6)
 
 
 @cute.jit

@@ -145,7 +145,7 @@ def test_every_step_is_there_and_finds_what_it_reads(name, n, trains):
             assert set(stretch.read) <= kept
             known = {i.id for i in stretch.inputs} | set(stretch.read)
             for step in stretch.computes:
-                assert step.function is not Function.FACTORS
+                assert step.function is not Function.FACTORS or stretch.carried
                 assert spread(step.inputs) <= known
                 known.add(step.id)
             assert spread(o.id for o in stretch.stores) <= known
@@ -154,9 +154,11 @@ def test_every_step_is_there_and_finds_what_it_reads(name, n, trains):
             assert set(stretch.whole) <= kept | inputs
             for step in stretch.factors:
                 assert spread(step.inputs) <= set(stretch.whole)
+            carried = spread(id for part in stretch.carried for id in part.operands(graph))
+            assert carried <= known
             if stretch.then:
                 made = {step.id for step in stretch.factors}
-                assert spread(stretch.then.operands(graph)) <= set(stretch.whole) | made
+                assert spread(stretch.then.operands(graph)) <= set(stretch.whole) | made | carried
             found_steps += [*stretch.once, *stretch.computes, *stretch.factors]
             found_steps += map(Store, (*stretch.stores, *stretch.values))
             found_steps += [stretch.then] if stretch.then else []
@@ -306,7 +308,8 @@ def test_the_plan_says_what_crosses_an_exchange():
     plans = held_plans(kernel(*FUNCTIONS["divergence"], 5001, trains=True))
     plan = next(plan for plan in plans if plan.stretches)
     *_, across = str(plan).partition("across exchanges: ")
-    told = ("x in registers, as in memory", "sub0 computed again", "div0 in registers",
+    told = ("x in registers, as in memory", "eq0 in registers", "sub0 computed again",
+            "sum0 in registers", "sum1 in registers", "div0 in registers", "d_out in registers",
             "sub4 in registers")  # fmt: skip
     assert " ".join(across.split()) == ", ".join(told)
 
@@ -331,3 +334,68 @@ def test_an_element_at_an_index_is_read_before_the_vectors():
     text = printed(found.lowered.traced, plan)
     assert text.source.index("ctx.load_element(") < text.source.index("range_constexpr")
     assert build(text.source, text.function, "sm_90a").resources.stack == 0
+
+
+def several_sums(x, y):
+    d = x - y
+    size = torch.sqrt(1 + d * d) - 1
+    share = torch.exp(-d * d)
+    total, least = size.sum(), (share * size).amin()
+    is_far = (d > 3.5).any()
+    return total, share.sum(), (d * size).sum(), least, is_far, size / (1 + total)
+
+
+def sums_of_one(x):
+    return several_sums(x, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "dtype"), [(several_sums, 2, BF16), (sums_of_one, 1, torch.float32)]
+)
+@pytest.mark.parametrize("chunks", (3, 5, 6, 7, 8))
+def test_reductions_that_take_one_vector_after_the_other(chunks, function, rows, dtype):
+    """They have the bits of reductions of all elements at once, and those of float64 nearly."""
+    torch.manual_seed(chunks)
+    vec = 16 // dtype.itemsize
+    n = 128 * vec * chunks - 3 * vec
+    xs = [torch.randn(2, n).to(dtype) for _ in range(rows)]
+    f = htile.rowwise(function).with_plan(
+        form="held", cluster_n=1, threads_per_row=128, num_threads=128
+    )
+    found = f.inspect(*xs, arch="sm_90a")
+    assert found.plan.chunks == chunks and any([each.carried for each in found.plan.stretches])
+    traced = found.lowered.traced
+    texts = [printed(traced, each) for each in (found.plan, as_statements(found.plan))]
+    assert ["ctx.tree(" in each.source for each in texts] == [True, False]
+    results = []
+    for each in texts:
+        outs = [torch.zeros_like(each) for each in f(*xs)]
+        ptx = build(each.source, each.function, "sm_90a").ptx
+        launch(ptx, (2, 1), [*xs, *outs], is_emitted=True)
+        results.append(outs)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        exact = torch.vmap(function)(*(x.double() for x in xs))
+    for one, right in zip(results[0], exact, strict=True):
+        tolerance = 1e-5 if one.dtype is torch.float32 else 2.0**-7
+        torch.testing.assert_close(one.double(), right.double(), rtol=tolerance, atol=1e-5)
+
+
+def test_which_reductions_take_one_vector_after_the_other():
+    """Several of one exchange do, if elements take enough instructions and no branch."""
+
+    def carried(f, n=6664, rows=2):
+        plan = kernel(f, rows, 0, n).plan
+        return max([len(each.carried) for each in plan.stretches], default=0)
+
+    assert carried(several_sums) == 5
+    assert carried(lambda x, y: (torch.exp(x - y).sum(), x * y)) == 0  # one alone
+    assert carried(lambda x, y: (x.sum(), (x * y).sum(), y.amax())) == 0  # few instructions
+    assert carried(lambda x, y: (x.sin().sum(), (x * y.cos()).sum(), torch.exp(x).sum())) == 0
+
+    def gaussians(x, y, count):
+        return tuple([torch.exp(-k * (x - y).square()).sum() for k in range(1, count + 1)])
+
+    assert carried(lambda x, y: gaussians(x, y, 8)) == 8
+    assert carried(lambda x, y: gaussians(x, y, 9)) == 0  # too many

@@ -6,6 +6,7 @@ the one that is the closest to this table. It was measured on an H200, on rows t
 
 from __future__ import annotations
 
+from functools import partial
 from math import log2
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ SHORT_N = 8192  # Rows of more elements are divided over CTAs.
 def closest_first(plans: list[Plan]) -> list[Plan]:
     """The plans as they are preferred by what was measured, the usual one first."""
     preference = _prefer(plans[0].work, plans[0].target)
-    return sorted(plans, key=lambda plan: _distance(plan, preference))
+    return sorted(plans, key=partial(_distance, preference=preference))
 
 
 class Preference(NamedTuple):

@@ -78,6 +78,7 @@ class Names:
     stored_ranks: results that are such ranks. unprinted: nodes that no more is made of.
     kept: of results that loops keep on chip (`Plan.kept`), and of shifted ones of stretches.
     held: of values that a stretch keeps for all elements of a thread.
+    trees: of what a stretch reduces vector by vector, by the reduction's id.
     prefetched: of the chunks that are on their way to a loop, by the loop's place in the steps.
     zeros: of what loops count columns from that loops before them have counted, by their place.
     once, repeated: what is computed of one chunk, and what of it becomes that of every chunk.
@@ -142,7 +143,11 @@ class Names:
             self.fragments[i] = self._unique("s" + self.tensors[i][1:])
         self._name_steps(plan.steps)
         self.held: dict[int, str] = {}
+        self.trees: dict[int, str] = {}
         for stretch in plan.stretches:
+            for part in stretch.carried:
+                id = part.results[0]
+                self.trees[id] = self._unique(f"{self.values[id]}_tree")
             for i in stretch.columns:
                 where = "s" if i in self.staged else "tXr"
                 self.fragments[i] = self._unique(where + self.tensors[i][1:])

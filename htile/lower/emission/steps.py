@@ -310,7 +310,12 @@ def reduce_held(names: Names, step: Reduce) -> list[str]:
     lines: list[str] = []
     if alone:
         results = ", ".join(names.values[id] for part in alone for id in part.results)
-        values = ", ".join(reduced(names, graph[p.results[0]].inputs[0]) for p in alone)
+        values = ", ".join(
+            names.trees[p.results[0]]
+            if p.results[0] in names.trees
+            else reduced(names, graph[p.results[0]].inputs[0])
+            for p in alone
+        )
         ops = ", ".join(part.kind.combine for part in alone)
         from_end = [part.kind.from_end for part in alone]
         if len(alone) > 1:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..steps import Store
-from ..stretches import Stretch
-from .expressions import CUTLASS_TYPES, INDENT, wrapped_call
+from ..stretches import Stretch, carried_by
+from .expressions import CUTLASS_TYPES, INDENT, located, wrapped_call
 from .names import Names
-from .steps import assign, end_of, print_step, reduce_held
+from .steps import assign, end_of, print_step, reduce_held, reduced
 
 VECTOR = "chunk"  # the context of a vector, as in loops
 INSIDE = INDENT + INDENT
@@ -35,8 +35,11 @@ def print_stretch(names: Names, stretch: Stretch) -> list[str]:
             keep += end_of(names, output)
             head = f"{INDENT}{names.kept[output]} = ElementwiseStorer(ctx).keep("
             lines += wrapped_call(head, keep, ")")
+        for part in stretch.carried:
+            lines.append(f"{INDENT}{names.trees[part.results[0]]} = ctx.tree({part.kind.combine})")
         lines.append(f"{INDENT}for j in cutlass.range_constexpr(ctx.num_chunks):")
-        lines.append(f"{INSIDE}{VECTOR} = ctx.chunk(j)")
+        verb = "in_tree" if stretch.carried else "chunk"
+        lines.append(f"{INSIDE}{VECTOR} = ctx.{verb}(j)")
         lines += body
     for output in stretch.shifted(plan):
         lines.append(f"{INDENT}{names.kept[output]}.store()")
@@ -61,13 +64,30 @@ def _body(names: Names, stretch: Stretch) -> list[str]:
     hidden.update(names.plan.work.columns if names.plan.graph.over_rows else ())  # by other rows
     hidden.update(names.staged)  # which are in shared memory
     lines = []
+    left = list(stretch.carried)
+
+    def add(made: set[int]) -> None:
+        """Let trees take what is there now."""
+        for part in [p for p in left if {*carried_by(names.plan.graph, p)} <= made]:
+            left.remove(part)
+            value = reduced(names, part.operands(names.plan.graph)[0])
+            line = f"{INSIDE}{VECTOR}.add_to({names.trees[part.results[0]]}, {value})"
+            lines.extend(located([line], names.plan.graph[part.results[0]]))
+
     for i in stretch.inputs:
         verb = "read_row" if i in hidden else "take_row"
         lines += assign(names, i, f"{VECTOR}.{verb}({names.fragments[i]}).load()", INSIDE)
-    for id in stretch.read:
-        lines.append(f"{INSIDE}{names.values[id]} = {VECTOR}.take_row({names.held[id]}).load()")
+    before = {step.id for each in others for step in each.computes}
+    again = {i for step in stretch.computes if step.id in before for i in step.inputs}
+    for id in stretch.read:  # what is computed of it again would be kept as well
+        verb = "read_row" if id in again else "take_row"
+        lines.append(f"{INSIDE}{names.values[id]} = {VECTOR}.{verb}({names.held[id]}).load()")
+    made = {*(i.id for i in stretch.inputs), *stretch.read}
+    add(made)
     for step in stretch.computes:
         lines += print_step(names, step, VECTOR, INSIDE)
+        made.add(step.id)
+        add(made)
         if step.id in stretch.kept:
             args = f"{names.held[step.id]}, {names.values[step.id]}"
             lines.append(f"{INSIDE}{VECTOR}.put_row({args})")
