@@ -6,8 +6,8 @@ combine by a butterfly of shuffles. The warps of a row exchange what they have t
 memory: behind one block barrier (`block_reduce`), or by one transaction of the cluster
 (`cluster_reduce`). `row_reduce` does all.
 
-The order of every sum depends on the exchange that it has alone or shares, and on three numbers:
-how many elements a thread has, how many threads a row has, and how many CTAs.
+The order of every sum depends on whether it shares its exchange, and on three numbers: how many
+elements a thread has, how many threads a row has, and how many CTAs.
 """
 
 import math
