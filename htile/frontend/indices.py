@@ -300,9 +300,11 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
         is_many = True
     if is_many and y._value.dtype in (torch.int32, INT64):
         if x._sizes[0] <= MOST_PARTS:
+            found = _of_each(x, y, wraps)
+        else:
+            found = _gathered(x, y, wraps) if y.ndim == 1 else None
+        if found is not None:
             note_table(x._builder, x._id)
-            return _of_each(x, y, wraps)
-        if y.ndim == 1 and (found := _gathered(x, y, wraps)) is not None:
             return found
     if y.ndim != 1 or not 1 < y._sizes[0] <= MOST_PARTS or y._value.dtype is BOOL:
         return element(x, per_row_index(y, what), wraps)

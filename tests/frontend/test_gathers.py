@@ -218,6 +218,28 @@ def test_computed_indices_are_traced_in_a_moment():
     assert time.process_time() - begin < 5
 
 
+@pytest.mark.parametrize("n", (16, 64, 65, 300))
+@pytest.mark.parametrize("dtype", (BF16, F16, F32, I32, BOOL))
+def test_what_is_indexed_decides_the_dtype_without_rows_of_floats(n, dtype):
+    """It does not depend on the length of a codebook; a row of floats decides first."""
+
+    def decoded(codes, book: htile.Shared):
+        return book[codes]
+
+    def scaled(codes, book: htile.Shared, x):
+        return book[codes] * x
+
+    torch.manual_seed(n)
+    book, codes = torch.randn(n).mul(3).to(dtype), torch.randint(n, (M, 400), dtype=I32)
+    found = htile.rowwise(decoded)(codes, book)
+    assert found.dtype is dtype and torch.equal(found, book[codes.long()])
+    x = torch.randn(M, 400).to(F16)
+    found = htile.rowwise(scaled)(codes, book, x)
+    assert found.dtype is F16
+    right = book[codes.long()].double() * x
+    torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-6)
+
+
 def test_gradients_of_a_codebook():
     @htile.rowwise
     def loss(codes, book: htile.Shared, x):
