@@ -1,13 +1,12 @@
 """Row reductions: within a thread, within a warp, and over the warps of a CTA or of a cluster.
 
-A thread adds its elements by a halving tree. Where several reductions share an exchange, it adds
-its vectors first, and then the elements of their sum (`htile.compute.trees`). The lanes of a warp
-combine by a butterfly of shuffles. The warps of a row exchange what they have through shared
-memory: behind one block barrier (`block_reduce`), or by one transaction of the cluster
-(`cluster_reduce`). `row_reduce` does all.
+A thread adds its elements by a halving tree. The lanes of a warp combine by a butterfly of
+shuffles. The warps of a row exchange what they have through shared memory: behind one block barrier
+(`block_reduce`), or by one transaction of the cluster (`cluster_reduce`). `row_reduce` does all.
 
-The order of every sum depends on whether it shares its exchange, and on three numbers: how many
-elements a thread has, how many threads a row has, and how many CTAs.
+The order of every sum depends on three numbers alone: how many elements a thread has, how many
+threads a row has, and how many CTAs. Sums of a held row that share an exchange may come as one
+vector of each thread, whose order `htile.compute.trees` tells.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""The order in which a thread combines its vectors of a row: by a halving tree.
+"""The order in which a thread combines its vectors of a held row if reductions share an exchange.
 
-Vector k is combined with vector k + n / 2, and so on. A vector without a partner waits for the next
-step. All vectors may be there at once (`combine_vectors`), or come one after the other
-(`VectorTree`). Then they come in the order of `leaves`, so that few have to wait. Both give the
-same bits.
+It is a halving tree: vector k is combined with vector k + n / 2, and so on. A vector without a
+partner waits for the next step. All vectors may be there at once (`combine_vectors`), or come one
+after the other (`VectorTree`). Then they come in the order of `leaves`, so that few have to wait.
+Both give the same bits.
 """
 
 from __future__ import annotations

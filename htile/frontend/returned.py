@@ -26,7 +26,8 @@ def returned_dtype(builder: Builder, value: Value) -> torch.dtype:
 def note_table(builder: Builder, id: int) -> None:
     """Count all arguments that a value is computed from as tables, because indices choose from it.
 
-    A vector that all rows share is otherwise no table, and decides no dtype (`returned_dtype`).
+    A vector that all rows share is otherwise no table, and decides no dtype (`returned_dtype`). A
+    value that is computed from a row is no table: indices give its elements in another order.
     """
     known, todo = set(), [id]
     while todo:
@@ -34,4 +35,6 @@ def note_table(builder: Builder, id: int) -> None:
         if each not in known:
             known.add(each)
             todo += builder[each].inputs
-    builder.tables |= {each for each in known if builder[each].op is Op.INPUT}
+    rows = {i.id for i in builder.inputs if i.role is Role.ROW}
+    if known.isdisjoint(rows):
+        builder.tables |= {each for each in known if builder[each].op is Op.INPUT}

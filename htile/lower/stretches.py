@@ -104,7 +104,7 @@ def stretches(plan: Plan) -> tuple[Stretch, ...]:
     found = _narrowest(plan, [_divided(plan, again) for again in ({}, cheap)])
     least = STAGED_SAVED if is_light(plan) and plan.work.columns else LEAST_SAVED
     saves = found and of_statements - _widest(plan, found) >= least
-    if saves or _may_carry(plan):
+    if saves or _gains_by_carrying(plan):
         more = cheap | _cheap_of_kept(plan, cheap)
         ways = [_divided(plan, again, carries=True) for again in ({}, cheap, more)]
         carrying = _narrowest(plan, [way for way in ways if any([each.carried for each in way])])
@@ -120,11 +120,14 @@ def _narrowest(plan: Plan, ways: Sequence[list[Stretch]]) -> list[Stretch]:
     return min(ways, key=lambda found: _widest(plan, found), default=[])
 
 
-def _may_carry(plan: Plan) -> bool:
-    """Whether rows are computed by vectors only because reductions take one after the other."""
+def _gains_by_carrying(plan: Plan) -> bool:
+    """Whether rows are computed by vectors for the sake of reductions that take one after another.
+
+    Where vectors save registers without that, they take it along.
+    """
     if plan.sweeps.costs[0] < LEAST_OF_STRETCH * (plan.stages + 1):
         return False
-    return not any([node.op in (Op.SIN, Op.COS) for node in plan.graph])  # each has a branch
+    return not any([node.op in (Op.SIN, Op.COS) for node in plan.graph])  # they have branches
 
 
 def is_light(plan: Plan) -> bool:

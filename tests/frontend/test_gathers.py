@@ -240,6 +240,26 @@ def test_what_is_indexed_decides_the_dtype_without_rows_of_floats(n, dtype):
     torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", (40, 64, 65, 300))
+def test_the_order_of_a_computed_row_changes_no_dtype(n):
+    """A row of integers times a vector is in float32, and so are its elements."""
+
+    def of_rows(c, order: htile.Shared, s: htile.PerRow):
+        return c * s, (c * s)[order]
+
+    def of_columns(c, order: htile.Shared, w):
+        return c * w, (c * w)[order]
+
+    torch.manual_seed(n)
+    c, order = torch.randint(1000, (M, n), dtype=I32), torch.randperm(n)
+    for f, factor in ((of_rows, torch.randn(M)), (of_columns, torch.randn(n))):
+        factor = factor.to(BF16)
+        there, moved = htile.rowwise(f)(c, order, factor)
+        right = c.double() * (factor[:, None] if f is of_rows else factor).double()
+        assert there.dtype is F32 and moved.dtype is F32
+        torch.testing.assert_close(moved.double(), right[:, order], rtol=1e-6, atol=0)
+
+
 def test_gradients_of_a_codebook():
     @htile.rowwise
     def loss(codes, book: htile.Shared, x):

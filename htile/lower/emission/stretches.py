@@ -77,9 +77,9 @@ def _body(names: Names, stretch: Stretch) -> list[str]:
     for i in stretch.inputs:
         verb = "read_row" if i in hidden else "take_row"
         lines += assign(names, i, f"{VECTOR}.{verb}({names.fragments[i]}).load()", INSIDE)
-    before = {step.id for each in others for step in each.computes}
-    again = {i for step in stretch.computes if step.id in before for i in step.inputs}
-    for id in stretch.read:  # what is computed of it again would be kept as well
+    elsewhere = {step.id for each in others for step in each.computes}
+    again = {i for step in stretch.computes if step.id in elsewhere for i in step.inputs}
+    for id in stretch.read:  # the compiler would also keep what other stretches compute of it
         verb = "read_row" if id in again else "take_row"
         lines.append(f"{INSIDE}{names.values[id]} = {VECTOR}.{verb}({names.held[id]}).load()")
     made = {*(i.id for i in stretch.inputs), *stretch.read}
