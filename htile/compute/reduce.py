@@ -4,9 +4,9 @@ A thread adds its elements by a halving tree. The lanes of a warp combine by a b
 shuffles. The warps of a row exchange what they have through shared memory: behind one block barrier
 (`block_reduce`), or by one transaction of the cluster (`cluster_reduce`). `row_reduce` does all.
 
-The order of every sum depends on three numbers alone: how many elements a thread has, how many
-threads a row has, and how many CTAs. Sums of a held row that share an exchange may come as one
-vector of each thread, whose order `htile.compute.trees` tells.
+The order in which this module adds depends on three numbers alone: how many elements a thread has,
+how many threads a row has, and how many CTAs. Where sums of a held row share an exchange, it gets
+one vector of each thread. `htile.compute.trees` tells the order in which that was added up.
 """
 
 import math
@@ -133,7 +133,10 @@ def thread_reduce(x: Vector | Product | Indexed | Numeric, op: cute.ReductionOp)
 
 
 def combine_terms(terms: list, op: cute.ReductionOp):
-    """Reduce what `combine` takes by a halving tree. One without a partner waits for a step."""
+    """Reduce scalars, vectors or products by a halving tree.
+
+    One that has no partner waits for the next step.
+    """
     while len(terms) > 1:
         half = len(terms) // 2
         rest = terms[2 * half :]

@@ -397,8 +397,8 @@ class RowReductions(Lookups):
     def _of_thread(self, value, op, several: bool):
         """What is reduced over the row, by one exchange of `several` values or of this one.
 
-        Of several sums and products it is one vector, in the order of a `tree`, whether or not
-        they came in one.
+        Several sums and products are combined in the order of a `tree`, so that their bits do not
+        depend on whether they came as trees.
         """
         if isinstance(value, VectorTree):
             return value.total

@@ -42,11 +42,12 @@ STAGED_SAVED, STAGED_ELEMENTS, STAGED_N = 1.5, 40, 8192
 # Loops over rows have few threads, which may have all registers. They gain only if elements take so
 # many instructions. This was chosen on 28 gradients with weights.
 LEAST_OVER_ROWS = 200
-# An exchange of so many reductions takes one vector after the other. Each takes the registers of a
-# vector or two, so more are slower: ptxas adds up some of their values before others are there.
+# From LEAST_CARRIED to MOST_CARRIED reductions of one exchange take one vector after the other.
+# Each of them takes the registers of a vector or two. More of them are faster as statements about
+# whole rows, because ptxas then adds up the values of some before it computes those of others.
 LEAST_CARRIED, MOST_CARRIED = 2, 8
-# Rows that are computed by vectors for that alone take so many instructions between two exchanges,
-# in the mean. It was chosen on 58 plans, and others were timed (`docs/traps.md`, Registers).
+# Rows are computed by vectors for that alone if an element takes so many instructions between two
+# exchanges, in the mean. It was chosen on 58 plans; `docs/traps.md` tells how others fared.
 LEAST_OF_STRETCH = 7
 MOST_AGAIN = 2  # instructions of a value that a later stretch may compute again
 WHOLE_WORDS = (torch.float32, torch.int32)  # dtypes of what may be kept for a later stretch
@@ -193,7 +194,10 @@ def _cheap(plan: Plan) -> dict[int, list[Compute]]:
 
 
 def _cheap_of_kept(plan: Plan, cheap: Mapping[int, list[Compute]]) -> dict[int, list[Compute]]:
-    """The same, of what is computed of values that are kept as long anyway."""
+    """What few instructions compute of values that are kept anyway, and the steps that do so.
+
+    These values are kept until nothing reads the result any more. cheap: what `_cheap` gives.
+    """
     graph, found, sections = plan.graph, {}, _sections(plan)
     last = _last_read(graph, sections)
     inputs = {i.id for i in (*plan.work.rows, *plan.work.columns)}
