@@ -1,12 +1,12 @@
 """Row reductions: within a thread, within a warp, and over the warps of a CTA or of a cluster.
 
-A thread adds its elements by a halving tree. The lanes of a warp combine by a butterfly of
+A thread adds its elements by halving trees. The lanes of a warp combine by a butterfly of
 shuffles. The warps of a row exchange what they have through shared memory: behind one block barrier
 (`block_reduce`), or by one transaction of the cluster (`cluster_reduce`). `row_reduce` does all.
 
 The order in which this module adds depends on three numbers alone: how many elements a thread has,
-how many threads a row has, and how many CTAs. Where sums of a held row share an exchange, it gets
-one vector of each thread. `htile.compute.trees` tells the order in which that was added up.
+how many threads a row has, and how many CTAs. Of a held row's sums it gets one vector of each
+thread. `htile.compute.trees` tells the order in which that was added up.
 """
 
 import math

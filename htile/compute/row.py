@@ -68,8 +68,7 @@ class RowReductions(Lookups):
         """
         if not isinstance(values, tuple):
             return self.row_reduce((values,), (ops,), slot, phase)[0]
-        several = len(values) > 1
-        operands = tuple(self._of_thread(v, o, several) for v, o in zip(values, ops, strict=True))
+        operands = tuple(self._of_thread(v, o) for v, o in zip(values, ops, strict=True))
         results = self._reduce(operands, ops, slot, phase)
         return tuple(
             r != 0 if v.dtype is Boolean else r for v, r in zip(values, results, strict=True)
@@ -394,16 +393,16 @@ class RowReductions(Lookups):
             abreast=self.config.abreast,
         )
 
-    def _of_thread(self, value, op, several: bool):
-        """What is reduced over the row, by one exchange of `several` values or of this one.
+    def _of_thread(self, value, op):
+        """What is reduced over the row, of this thread's elements.
 
-        Several sums and products are combined in the order of a `tree`, so that their bits do not
-        depend on whether they came as trees.
+        Sums and products are combined in the order of a `tree`, so that their bits do not depend on
+        whether they came as trees.
         """
         if isinstance(value, VectorTree):
             return value.total
         operand = self._operand(value, op)
-        if op not in (ADD, MUL) or not several:
+        if op not in (ADD, MUL):
             return operand
         return combine_vectors(operand, self.vec_size, op)
 

@@ -1,4 +1,4 @@
-"""The order in which a thread combines its vectors of a held row if reductions share an exchange.
+"""The order in which a thread combines its vectors of a held row.
 
 It is a halving tree: vector k is combined with vector k + n / 2, and so on. A vector without a
 partner waits for the next step. All vectors may be there at once (`combine_vectors`), or come one
