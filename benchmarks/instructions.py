@@ -46,6 +46,7 @@ ONE: dict[str, Callable] = {
     "reciprocal": torch.reciprocal,
     "x / 3": lambda x: x / 3.0,
     "pow(x, 1.75)": lambda x: x**1.75,
+    "pow(3.5, x)": lambda x: 3.5**x,
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),

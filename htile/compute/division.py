@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-import struct
 from fractions import Fraction
 
 import cutlass.cute as cute
 from cutlass import Float32, Numeric
 from cutlass._mlir.dialects import llvm
 
-from htile.compute.operands import Operand, Vector, bits_of, elementwise, float_of, lift, like
+from htile.compute.operands import (
+    Operand,
+    Vector,
+    bits_of,
+    elementwise,
+    float_of,
+    lift,
+    like,
+    nearest_float,
+)
 
 TINY = 2.0**-126  # approximate functions take a smaller number for 0
 EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
@@ -114,7 +122,7 @@ def div_number(a: Operand, number: float) -> Vector | Numeric:
 
     It takes 2 instructions, and 1 for a power of two.
     """
-    (number,) = struct.unpack("f", struct.pack("f", number))
+    number = nearest_float(number)
     exact = 1 / Fraction(number)
     mantissa, exponent = math.frexp(float(exact))
     if mantissa in (0.5, -0.5):  # a power of two

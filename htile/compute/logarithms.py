@@ -31,6 +31,13 @@ LOG1P = [float.fromhex(number) for number in (
     "-0x1.19ad96p-3", "0x1.446c16p-4", "-0x1.ec9958p-6", "0x1.5f9714p-8",
 )]  # fmt: skip
 
+# 2 artanh(q / 2) / log(2) is q / log(2) + q z p(z), where z is q * q. Of the polynomials p of
+# degree 3, the one with these coefficients is nearest for 1 + f from 2 ** -0.5 to 2 ** 0.5, where q
+# is 2 f / (2 + f), by Lawson's algorithm. The relative error is below 2 ** -36.
+ARTANH2 = (0.120224588, 0.0180338416, 0.00321640796, 0.00066472945)
+LOG2_E_HIGH = float.fromhex("0x1.715476p+0")  # the nearest float32 to 1 / log(2)
+LOG2_E_LOW = 1 / LN2 - LOG2_E_HIGH
+
 
 @elementwise
 def log(x, fastmath=False):
@@ -41,13 +48,7 @@ def log(x, fastmath=False):
     """
     if fastmath:
         return cute.math.log(x, fastmath=True)
-    is_tiny = x < TINY
-    x = cute.where(is_tiny, x * 2.0**UP, x)
-    rounded = _rounded_log2(x)
-    rounders = (cute.full_like(x, number) for number in (ROUNDER - UP, ROUNDER))
-    less = rounded - cute.where(is_tiny, *rounders)
-    near_one = float_of(bits_of(x) + _at_exponent(rounded))  # x over its power of two
-    return _log(less, near_one - 1.0)
+    return _log(*_parts(x))
 
 
 @elementwise
@@ -81,6 +82,43 @@ def log1p(x):
 def log1p_bounded(x):
     """log(1 + x) to 2 ulp for 0 <= x <= 1, in 9 instructions."""
     return cute.math.fma(polynomial(x, LOG1P), x * x, x)
+
+
+def log2_of_two(x: Vector) -> tuple[Vector, Vector]:
+    """The logarithm to base 2, to 2 ** -29 of itself: its float32, and what that lacks.
+
+    Where the logarithm is infinite or NaN, so is the first. The second may be anything then.
+    """
+    less, f = _parts(x)
+    f = like(f, llvm.intr_minnum(f, cute.full_like(f, 1.0)))
+    inverse = rcp(cute.math.fma(f, cute.full_like(f, 0.5), cute.full_like(f, 1.0)))
+    q = f * inverse
+    error = cute.math.fma(q * -0.5, f, f - q) * inverse  # what q lacks
+    z = q * q
+    scale = cute.full_like(f, LOG2_E_HIGH)
+    slope = cute.math.fma(z, cute.full_like(f, LOG2_E_HIGH / 4), scale)  # of the logarithm in q
+    high = cute.math.fma(q, scale, -less)
+    low = cute.math.fma(q, scale, -less - high)
+    low = cute.math.fma(error, slope, low)
+    low = cute.math.fma(q, cute.full_like(f, LOG2_E_LOW), low)
+    low = cute.math.fma(polynomial(z, ARTANH2) * z, q, low)
+    low = like(low, llvm.intr_minnum(low, cute.full_like(f, 1.0)))  # NaN where `high` is infinite
+    total = high + low
+    return total, low - (total - high)
+
+
+def _parts(x: Vector) -> tuple[Vector, Vector]:
+    """-n and f, for which x is 2 ** n * (1 + f) and 1 + f from 2 ** -0.5 to 2 ** 0.5, about.
+
+    n is infinite or NaN as the logarithm is; f may be anything then.
+    """
+    is_tiny = x < TINY
+    x = cute.where(is_tiny, x * 2.0**UP, x)
+    rounded = _rounded_log2(x)
+    rounders = (cute.full_like(x, number) for number in (ROUNDER - UP, ROUNDER))
+    less = rounded - cute.where(is_tiny, *rounders)
+    near_one = float_of(bits_of(x) + _at_exponent(rounded))  # x over its power of two
+    return less, near_one - 1.0
 
 
 def _rounded_log2(x: Vector) -> Vector:

@@ -27,7 +27,15 @@ from htile.compute.operands import (
     lift,
     select,
 )
-from htile.compute.powers import LOG2_E, exp2, is_short, pow, short_power, sigmoid
+from htile.compute.powers import (
+    LOG2_E,
+    base_of_root,
+    exp2,
+    is_short,
+    pow,
+    short_power,
+    sigmoid,
+)
 from htile.compute.products import fma, polynomial
 
 # A power series takes over where its variable is smaller than this in magnitude. The variable is
@@ -117,7 +125,7 @@ def pow_near(x: Operand, exponent: float | Numeric) -> Vector | Numeric:
 
 def _pow_by_number(x: Vector, exponent: float) -> Vector:
     parity = exponent % 2
-    result = _power(cute.math.absf(x) if parity in (0, 1) else _base_of_root(x), exponent)
+    result = _power(cute.math.absf(x) if parity in (0, 1) else base_of_root(x), exponent)
     return float_of(bits_of(result) | bits_of(x) & SIGN) if parity == 1 else result
 
 
@@ -130,17 +138,12 @@ def _pow_by_scalar(x: Vector, exponent: Numeric):
     elif (exponent != 0.0) & (exponent >= -MOST_EXPONENT) & (exponent <= MOST_EXPONENT):
         whole = Int32(exponent)
         is_whole, sign = Float32(whole) == exponent, whole << 31  # the sign of -1 to that power
-        size = cute.where(cute.full_like(x, is_whole, Boolean), cute.math.absf(x), _base_of_root(x))
+        size = cute.where(cute.full_like(x, is_whole, Boolean), cute.math.absf(x), base_of_root(x))
         kept = bits_of(x) & select(is_whole, sign, 0)
         result = float_of(bits_of(_power(size, exponent)) | kept)
     else:
         result = pow(x, exponent)
     return result
-
-
-def _base_of_root(x: Vector) -> Vector:
-    """x, and inf for -inf, whose power is that of inf. Of other negative numbers it is NaN."""
-    return cute.where(x == -math.inf, cute.full_like(x, math.inf), x)
 
 
 def _power(size: Vector, exponent: float | Numeric) -> Vector:

@@ -7,6 +7,7 @@ Every function of `htile.compute.math` takes vectors (`cute.TensorSSA`), scalars
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 
 import cutlass
@@ -33,6 +34,11 @@ def bits_of(x: Vector) -> Vector:
 def float_of(bits: Vector) -> Vector:
     """The floats that have these bits."""
     return bits.bitcast(Float32).reshape(bits.shape)
+
+
+def nearest_float(number: float) -> float:
+    """The float32 that is nearest to a number."""
+    return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def make_vector(values: list, shape: tuple, dtype: type[Numeric]) -> Vector:

@@ -40,7 +40,7 @@ class Function(Enum):
     INDEXED = "indexed"  # a key that maxima of the row alone read: a thread makes one of all its
 
 
-PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # that the compiler makes of powers
+PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # of a power with such an exponent
 MOST_EXPONENT = 64  # of a power, in magnitude, up to which the short function is near enough
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
@@ -130,7 +130,7 @@ def _is_scalar(node: Node) -> bool:
 
 
 def number_of_products(graph: Graph, power: Node) -> int:
-    """The products that the compiler makes of a power, or 0."""
+    """How many products a power is, or 0 if it is none."""
     exponent = graph[power.inputs[1]]
     return PRODUCTS.get(exponent.arg, 0) if exponent.op is Op.CONST else 0
 

@@ -34,8 +34,6 @@ def test_every_mix_and_count_compiles(name):
     function = getattr(m, name)
     for dtype, count in [(d, c) for d in dtypes for c in ((1, 3, 8) if d is dtypes[0] else (3,))]:
         calls = mixes(function, arity, CONSTANT[dtype])
-        if name == "pow" and count == 8:
-            calls = calls[:2]
         out_dtypes = [result_dtype(name, dtype)] * len(calls)
         text = build(calls, [dtype] * arity, out_dtypes, count).__ptx__
         assert (".local" in text) == (name in ("sin", "cos")), (dtype, count)
@@ -253,4 +251,10 @@ def test_no_division_by_a_tested_divisor():
 )
 def test_pow_of_a_constant(exponent, instruction):
     text = ptx(lambda v, s: m.pow(v[0], exponent), F, Float32)
-    assert instruction in text and "bra" not in text and "ex2" not in text
+    assert instruction in text and "bra" not in text and "lg2" not in text
+
+
+@pytest.mark.parametrize("exponent", [None, 1.75, -3])
+def test_a_power_has_no_branch(exponent):
+    text = ptx(lambda v, s: m.pow(v[0], v[1] if exponent is None else exponent), F * 2, Float32)
+    assert "bra" not in text and text.count("lg2.approx") == text.count("rcp.approx") == 8

@@ -74,6 +74,71 @@ def test_numpy_sigmoid(on_numpy, fastmath):
     assert same(on_numpy("sigmoid", ends, fastmath=fastmath), np.float32([1, 0, np.nan])).all()
 
 
+def power(a, b):
+    """a ** b as C has it, in float64."""
+    with np.errstate(all="ignore"):
+        return np.power(a.astype(np.float64), b.astype(np.float64))
+
+
+def assert_powers(got, a, b):
+    """Values to 2 ulp, or 2.5 for large exponents, and all signs but those of NaN."""
+    expected = power(a, b)
+    bad = ~(ulps(got, expected) <= np.where(np.abs(b) <= 100, 1.5, 2.5))
+    bad |= (np.signbit(got) != np.signbit(expected)) & ~np.isnan(expected)
+    assert not bad.any(), list(zip(a[bad], b[bad], got[bad], expected[bad], strict=True))[:10]
+
+
+BASES = np.float32([
+    0, 1, math.inf, math.nan, 0.5, 1.5, 2, 3, 2**-149, 2**-126, 3.4028235e38, 1 + 2**-23,
+    1 - 2**-24, 1e-30, 0.75,
+])  # fmt: skip
+EXPONENTS = np.float32([
+    0, 1, math.inf, math.nan, 0.5, 1.5, 2, 3, 4, 7, 8, 0.1, 255, 1e-20, 2**-149, 3.4028235e38,
+    2**23 - 1, 2**23 + 1, 2**24 - 1, 2**24, 2**24 + 2, 2**31, 149, 150, 0.25 + 2**22,
+])  # fmt: skip
+
+
+def test_numpy_pow_at_edges(on_numpy):
+    """Every pair, with both signs: the cases of C's pow."""
+    both = (np.concatenate([each, -each]) for each in (BASES, EXPONENTS))
+    a, b = (each.ravel() for each in np.meshgrid(*both))
+    assert_powers(on_numpy("pow", a, b), a, b)
+
+
+@pytest.mark.parametrize("spread", [149, 30, 1, 0.1, 1e-3])
+def test_numpy_pow(on_numpy, spread):
+    """Bases from 2 ** -spread to 2 ** spread, and exponents up to where the power is 0 or infinite.
+
+    The base counts for most where the exponent is large, so bases near 1 have their own samples.
+    """
+    generator = np.random.default_rng(7)
+    a = np.exp2(generator.uniform(-spread, min(spread, 128), 1 << 18)).astype(np.float32)
+    log = np.log2(a.astype(np.float64))
+    b = generator.uniform(-155, 140, a.size) / np.where(np.abs(log) < 2**-24, 1, log)
+    b = b.astype(np.float32)
+    assert_powers(on_numpy("pow", a, b), a, b)
+
+
+@pytest.mark.parametrize("base", [10.0, 2, 0.5, 1e-3, 3e38, 1e-45, 1 + 1e-6, 1, 0.0, -2, math.inf])
+def test_numpy_pow_of_a_number(on_numpy, base):
+    words = np.arange(0, 1 << 32, 40009, dtype=np.uint64).astype(np.uint32)
+    near_zero = np.linspace(-150, 130, 100001, dtype=np.float32)
+    x = np.concatenate([words.view(np.float32), FLOATS, EXPONENTS, -EXPONENTS, near_zero])
+    with np.errstate(all="ignore"):
+        got = m.pow(base, Vector(x)).data
+    assert_powers(got, np.full_like(x, base), x)
+
+
+@pytest.mark.parametrize("exponent", [1.75, 2.2, -0.25, 1 / 3, 8, -3, -7, 100.5, 1e-20, -1e30, 0.0])
+def test_numpy_pow_by_a_number(on_numpy, exponent):
+    words = np.arange(0, 1 << 32, 40009, dtype=np.uint64).astype(np.uint32)
+    near_one = np.linspace(0.3, 3, 50001, dtype=np.float32)
+    x = np.concatenate([words.view(np.float32), FLOATS, BASES, -BASES, near_one, -near_one])
+    with np.errstate(all="ignore"):
+        got = m.pow(Vector(x), exponent).data
+    assert_powers(got, x, np.full_like(x, exponent))
+
+
 @pytest.mark.parametrize(
     "name, reference",
     [("floordiv", torch.floor_divide), ("mod", torch.remainder)],
