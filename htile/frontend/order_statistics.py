@@ -21,7 +21,15 @@ from .joins import stack
 from .ops import Op, Value
 from .parts import part
 from .promotion import FLOAT, INT64, cast, convert, scalar
-from .ranks import INT32, MOST_RANKS, Ranked, first_index, first_ranks, refuse_unranked
+from .ranks import (
+    INT32,
+    MOST_RANKS,
+    Ranked,
+    first_index,
+    first_ranks,
+    places_in,
+    refuse_unranked,
+)
 from .reductions import reduced
 from .shapes import axis_of, has_any_length, reshaped, unsqueeze
 from .slopes import Slope
@@ -235,7 +243,12 @@ def msort(input):
 
 @implements("argsort")
 def argsort(input, dim=-1, descending=False, *, stable=True):
-    """The indices of `sort`."""
+    """The indices of `sort`. Of more than 64, the first or last 64 can be taken.
+    `x.argsort().argsort()` counts the elements before each."""
+    axis = axis_of(input, dim)
+    places = None if has_any_length(input, axis) else places_in(input, axis)
+    if places is not None:
+        return torch.flip(places, (axis,)) if descending else places
     return sort(input, dim, descending).indices
 
 

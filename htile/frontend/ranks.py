@@ -22,7 +22,7 @@ from .joins import cat
 from .ops import MOVEMENTS, Op, not_computed
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .reductions import amax, amin, reduced
-from .shapes import axis_of, has_any_length, reshaped
+from .shapes import axis_of, has_any_length, reshaped, unsqueeze
 from .tensor import Deferred, Tensor, copy, fail, node
 
 MOST_RANKS = 64  # elements of topk and sort; each takes a reduction
@@ -80,6 +80,27 @@ def _places(x: Tensor, axis: int) -> Tensor:
 def _keys(x: Tensor, axis: int, smaller: bool) -> Tensor:
     """The key of each element, with its index along an axis."""
     return node(Op.KEY, x, _places(x, axis), arg=smaller)
+
+
+def places_in(order: Tensor, axis: int) -> Tensor | None:
+    """Where each element is in an order, if `order` has the indices of all elements in it.
+
+    Its keys are known, so they are counted. None of other indices, which have to be sorted.
+    """
+    builder, size = order._builder, order._sizes[axis] if order.ndim else 1
+    indices = builder[order._id]
+    found = builder[indices.inputs[0]] if indices.op is Op.KEY_INDEX else indices
+    if found.op is not Op.CAT or found.arg != axis or len(found.inputs) != size:
+        return None
+    first = builder[found.inputs[0]]
+    if first.op is Op.RESHAPE:  # the axis that a reduction keeps
+        first = builder[first.inputs[0]]
+    keys = Tensor(builder, first.inputs[0]) if first.inputs else order
+    if builder[keys._id].op is not Op.KEY or keys._sizes != order._sizes:
+        return None
+    each, others = unsqueeze(keys, axis), unsqueeze(keys, axis - 1)
+    is_before = others > each if first.op is Op.MAX else others < each
+    return reduced(Op.SUM, convert(is_before, INT64), axis)
 
 
 def _first_wide(
