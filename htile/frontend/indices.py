@@ -28,7 +28,7 @@ from .places import MOST_TAKEN, at_one, gathered, wide
 from .promotion import BOOL, FLOAT, INT64, cast, convert, scalar
 from .returned import note_table
 from .shapes import axis_of, fixed, has_any_length, reshaped, unsqueeze
-from .tensor import FUNCTIONS, Tensor, alias, fail, node
+from .tensor import FUNCTIONS, Tensor, alias, fail, is_real, node
 
 # Of a matrix of more than FEW_ROWS rows all elements are compared with the indices of their row, of
 # which there are MOST_EACH at most: each takes some instructions for every element. With MOST_PARTS
@@ -128,6 +128,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
     Beyond the end the result is NaN, of integers 0, and of masks False. Numbers, slices and masks
     are as `htile.frontend.parts.getitem` has them.
     """
+    index = tuple(map(_listed, index)) if isinstance(index, tuple) else _listed(index)
     parts = with_one_ellipsis(x, index) if isinstance(index, tuple) else (index,)
     rest = [p for p in parts if p is not Ellipsis]
     if len(rest) == 1 and type(rest[0]) is int and x.ndim == 1 and has_any_length(x, -1):
@@ -141,6 +142,12 @@ def getitem(x: Tensor, index: object) -> Tensor:
     _of_row(x, -1, "indexing")
     found = _elements(x, y.reshape(-1) if y.ndim > 1 else y, "indexing a row", wraps=True)
     return found.reshape(y.shape) if y.ndim > 1 else found
+
+
+def _listed(index: object) -> object:
+    """Indices that torch itself has computed, such as those of `torch.tril_indices`, as a list."""
+    is_known = is_real(index) and index.ndim == 1 and index.dtype in (torch.int32, INT64)
+    return index.tolist() if is_known else index
 
 
 def each_of_lists(x: Tensor, parts: tuple) -> tuple[list[tuple], int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 
@@ -116,22 +115,30 @@ class Sorted(Deferred):
     def __new__(cls, of: Tensor, axis: int, count: int, is_descending: bool, what: str) -> Tensor:
         inner = list(of._sizes)
         inner[axis] = count
-        return torch.Tensor._make_wrapper_subclass(cls, inner, dtype=of.dtype, device="meta")
+        dtype = INT64 if cls is SortedIndices else of.dtype
+        return torch.Tensor._make_wrapper_subclass(cls, inner, dtype=dtype, device="meta")
 
     def __init__(self, of: Tensor, axis: int, count: int, is_descending: bool, what: str):
         self._of, self._axis, self._count = of, axis, count
         self._is_descending, self._what = is_descending, what
-        super().__init__(of, lambda: self.all.values)
+        super().__init__(of, self._all)
 
-    @cached_property
-    def all(self) -> Ranked:
-        """All of the elements, and their indices."""
+    def _all(self) -> Tensor:
         if self._count > MOST_RANKS:
             _refuse(self._what, self._count)
         return self._first(self._count)
 
-    def _first(self, count: int) -> Ranked:
-        return first_ranks(self._of, count, self._axis, self._is_descending, self._what)
+    def _first(self, count: int) -> Tensor:
+        """The first of them."""
+        return self._ranks(count, self._is_descending).values
+
+    def _last(self, count: int) -> Tensor:
+        """The last elements of an axis that is sorted whole."""
+        found = self._ranks(count, not self._is_descending, counts_back=True).values
+        return torch.flip(found, (self._axis,))
+
+    def _ranks(self, count: int, is_largest: bool, counts_back: bool = False) -> Ranked:
+        return first_ranks(self._of, count, self._axis, is_largest, self._what, counts_back)
 
     @property
     def _value(self) -> Value:
@@ -148,7 +155,7 @@ class Sorted(Deferred):
         if self._made is not None:
             return Tensor(self._builder, self._id)
         of = copy(self._of)
-        return Sorted(of, self._axis, self._count, self._is_descending, self._what)
+        return type(self)(of, self._axis, self._count, self._is_descending, self._what)
 
     def _later(self, op: Op, operands: tuple[Tensor, ...], arg: object) -> Tensor | None:
         """What an operation takes of the elements; None where it takes more than a few."""
@@ -176,8 +183,16 @@ class Sorted(Deferred):
     def _part(self, start: int, step: int, size: int) -> Tensor | None:
         if size == 1:
             return unsqueeze(self._at(start), self._axis)
-        if start == 0 and step == 1 and size <= MOST_RANKS:
-            return self._first(size).values
+        return self._near_an_end(start, step, size)
+
+    def _near_an_end(self, start: int, step: int, size: int) -> Tensor | None:
+        """A part that is found with the first elements, or with the last; None of another."""
+        behind = start + step * (size - 1) + 1
+        if behind <= MOST_RANKS:
+            return part(self._first(behind), self._axis, start, size, step)
+        left = self._count - start
+        if left <= MOST_RANKS and self._count == self._of._sizes[self._axis]:
+            return part(self._last(left), self._axis, 0, size, step)
         return None
 
     def _at(self, place: Rank) -> Tensor:
@@ -187,9 +202,35 @@ class Sorted(Deferred):
         )
 
 
+class SortedIndices(Sorted):
+    """The indices of `Sorted`, of which some of the first or of the last can be taken."""
+
+    @property
+    def _value(self) -> Value:
+        return replace(super()._value, dtype=INT64, stored=None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of indices."""
+        return INT64
+
+    def _first(self, count: int) -> Tensor:
+        return self._ranks(count, self._is_descending).indices
+
+    def _last(self, count: int) -> Tensor:
+        found = self._ranks(count, not self._is_descending, counts_back=True).indices
+        return torch.flip(found, (self._axis,))
+
+    def _later(self, op: Op, operands: tuple[Tensor, ...], arg: object) -> Tensor | None:
+        if self._made is None and op is Op.SLICE and arg[0] == self._axis:
+            return self._near_an_end(*arg[1:])
+        return None
+
+
 def _refuse(what: str, count: int) -> None:
     fail(UnsupportedError, f"{what} of {count} elements: at most {MOST_RANKS} are found at once. "
-         f"One of them can be taken, as {what}(...).values[k - 1], and what lies above it is "
+         f"The first or last few can be taken, as {what}(...).indices[:k], and one of any "
+         "rank, as values[k - 1]. What lies above it is "
          "torch.where(x >= values[k - 1], x, 0). A threshold by sums, as that of top-p, is found "
          "by bisection: see examples/gallery/top_p.py")  # fmt: skip
 
@@ -197,8 +238,8 @@ def _refuse(what: str, count: int) -> None:
 def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:
     """So many elements of a long axis in order, of which single ones can be taken."""
     refuse_unranked(x, what)
-    values = Sorted(copy(x), axis, count, is_descending, what)
-    return Ranked(values, Deferred(x, lambda: values.all.indices))
+    given = copy(x)
+    return Ranked(*[of(given, axis, count, is_descending, what) for of in (Sorted, SortedIndices)])
 
 
 def _axis_with(x: Tensor, dim: int, k: object, what: str) -> int:
@@ -227,7 +268,7 @@ def topk(input, k, dim=-1, largest=True, sorted=True):
 @implements("sort")
 def sort(input, dim=-1, descending=False, *, stable=True):
     """The elements of an axis in order, and their indices; equal ones keep theirs.
-    Of more than 64, single values can be taken, as x.sort().values[k]."""
+    Of more than 64, some of the first or last 64 can be taken, and single values of any rank."""
     axis = axis_of(input, dim)
     size = input._sizes[axis] if input.ndim else 1
     if size > MOST_RANKS and not has_any_length(input, axis):
@@ -243,7 +284,7 @@ def msort(input):
 
 @implements("argsort")
 def argsort(input, dim=-1, descending=False, *, stable=True):
-    """The indices of `sort`. Of more than 64, the first or last 64 can be taken.
+    """The indices of `sort`: of more than 64, some of the first or last 64.
     `x.argsort().argsort()` counts the elements before each."""
     axis = axis_of(input, dim)
     places = None if has_any_length(input, axis) else places_in(input, axis)

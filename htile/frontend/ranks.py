@@ -77,9 +77,11 @@ def _places(x: Tensor, axis: int) -> Tensor:
     return reshaped(index(x._builder, size), (size, *(1,) * (-1 - axis)))
 
 
-def _keys(x: Tensor, axis: int, smaller: bool) -> Tensor:
-    """The key of each element, with its index along an axis."""
-    return node(Op.KEY, x, _places(x, axis), arg=smaller)
+def _keys(x: Tensor, axis: int, smaller: bool, counts_back: bool = False) -> Tensor:
+    """The key of each element, with its index along an axis, which may be counted back."""
+    places = _places(x, axis)
+    places = (x._sizes[axis] - 1) - places if counts_back else places
+    return node(Op.KEY, x, places, arg=smaller)
 
 
 def places_in(order: Tensor, axis: int) -> Tensor | None:
@@ -89,6 +91,8 @@ def places_in(order: Tensor, axis: int) -> Tensor | None:
     """
     builder, size = order._builder, order._sizes[axis] if order.ndim else 1
     indices = builder[order._id]
+    while indices.op in (Op.CAST, Op.CONVERT) and indices.value.dtype in (INT32, INT64):
+        indices = builder[indices.inputs[0]]  # they are so few that every integer dtype has them
     found = builder[indices.inputs[0]] if indices.op is Op.KEY_INDEX else indices
     if found.op is not Op.CAT or found.arg != axis or len(found.inputs) != size:
         return None
@@ -121,14 +125,19 @@ def _place(x: Tensor, axis: int, is_it: Tensor, keepdim: bool = True) -> Tensor:
     return reduced(Op.MIN, where(is_it, _places(x, axis), size), axis, keepdim)
 
 
-def _wide_ranks(x: Tensor, k: int, axis: int, is_largest: bool) -> Ranked:
+def _wide_ranks(x: Tensor, k: int, axis: int, is_largest: bool, counts_back: bool) -> Ranked:
     """The first k elements of int64 along an axis, in order."""
     values, indices, is_left = [], [], None
     for _ in range(k):
         value, is_it = _first_wide(x, axis, is_largest, is_left)
-        place = _place(x, axis, is_it)
+        if counts_back:
+            place = reduced(Op.MAX, where(is_it, _places(x, axis), -1), axis, keepdim=True)
+            is_next = _places(x, axis) < place
+        else:
+            place = _place(x, axis, is_it)
+            is_next = _places(x, axis) > place
         is_behind = x < value if is_largest else x > value
-        is_left = is_behind | ((x == value) & (_places(x, axis) > place))
+        is_left = is_behind | ((x == value) & is_next)
         values.append(value)
         indices.append(place)
     return Ranked(*(cat(each, axis) if k > 1 else each[0] for each in (values, indices)))
@@ -179,8 +188,13 @@ def _extreme_or_pairwise(name: str, is_largest: bool) -> Callable:
     return function
 
 
-def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ranked:
-    """The first k elements along an axis, in order, MOST_RANKS at most."""
+def first_ranks(
+    x: Tensor, k: int, axis: int, is_largest: bool, what: str, counts_back: bool = False
+) -> Ranked:
+    """The first k elements along an axis, in order, MOST_RANKS at most.
+
+    counts_back: whether the one of the larger index comes first of equal elements.
+    """
     of_any_length = has_any_length(x, axis)
     if of_any_length and what == "sort":
         fail(UnsupportedError, "sort of a row of any length (dynamic_n=True): write x.topk(k) for "
@@ -189,8 +203,8 @@ def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ra
         x._builder.least = max(x._builder.least, k)
     given, x = x._value, _narrowed(x, what)
     if x._value.dtype is INT64:
-        return _wide_ranks(x, k, axis, is_largest)
-    keys = _keys(x, axis, not is_largest)
+        return _wide_ranks(x, k, axis, is_largest, counts_back)
+    keys = _keys(x, axis, not is_largest, counts_back)
     op, last = (Op.MAX, _LOWEST) if is_largest else (Op.MIN, _HIGHEST)
     found = [reduced(op, keys, axis, keepdim=True)]
     while len(found) < k:
@@ -199,7 +213,8 @@ def first_ranks(x: Tensor, k: int, axis: int, is_largest: bool, what: str) -> Ra
     both = cat(found, axis) if k > 1 else found[0]
     values = convert(node(Op.KEY_VALUE, both, arg=x._value.dtype), given.dtype)
     values = values if given.stored is None else cast(values, given.stored)
-    return Ranked(values, node(Op.KEY_INDEX, both, arg=not is_largest))
+    places = node(Op.KEY_INDEX, both, arg=not is_largest)
+    return Ranked(values, (x._sizes[axis] - 1) - places if counts_back else places)
 
 
 formulas({

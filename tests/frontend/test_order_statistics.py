@@ -223,6 +223,101 @@ def test_a_rank_of_each_row_of_integers_beyond_the_row_gives_zero():
     assert f(x, torch.tensor([100, 5000, -101])).tolist() == [0, 0, 0]
 
 
+PARTS = {
+    "first": (lambda s: s[:5], 200), "last": (lambda s: s[-5:], 200), "next": (lambda s: s[1], 200),
+    "the last one": (lambda s: s[-1], 65), "of the first": (lambda s: s[3:20:4], 65),
+    "of the last": (lambda s: s[-60:-2:7], 1000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("descending", (False, True))
+@pytest.mark.parametrize("dtype", (F32, BF16, I32, torch.int64), ids=str)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_long_sort(name, dtype, descending):
+    """Equal elements keep their order, so indices are torch's of a stable sort."""
+    part, n = PARTS[name]
+    x = torch.randint(-9, 9, (5, n), generator=torch.Generator().manual_seed(n)).to(dtype)
+    if dtype is torch.int64:
+        x *= 2**40
+    elif dtype.is_floating_point:
+        x[1, ::9], x[2] = NAN, 0.0
+
+    @htile.rowwise
+    def f(x):
+        found = torch.sort(x, stable=True, descending=descending)
+        return part(found.values), part(found.indices), part(x.argsort(descending=descending))
+
+    values, indices, again = f(x)
+    expected = [torch.sort(row, stable=True, descending=descending) for row in x]
+    exact = torch.stack([part(e.values) for e in expected]).to(values.dtype)
+    torch.testing.assert_close(values, exact, rtol=0, atol=0, equal_nan=True)
+    right = torch.stack([part(e.indices) for e in expected])
+    assert torch.equal(indices, right) and torch.equal(again, right)
+
+
+def test_gradients_of_parts_of_a_long_sort():
+    """Also of equal elements, and through the indices."""
+    x = torch.randn(4, 200, generator=torch.Generator().manual_seed(1))
+    x[3] = x[3].round()
+
+    def f(x):
+        found = torch.sort(x, stable=True)
+        return found.values[-5:] * torch.arange(5), x[found.indices[-7:]].cumsum(0)
+
+    weights = torch.randn(4, 5), torch.randn(4, 7)
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    rows = [torch.stack(each) for each in zip(*map(f, exact), strict=True)]
+    for results in (htile.rowwise(f)(leaf), rows):
+        sum([(result * w).sum() for result, w in zip(results, weights, strict=True)]).backward()
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", (1, 7, 31, 64))
+def test_a_sort_of_an_order_counts_the_elements_before_each(n):
+    x = torch.randn(5, n, generator=torch.Generator().manual_seed(n))
+    x[1], x[2, ::3] = x[1].round(), NAN
+
+    def f(x):
+        order = torch.argsort(x, stable=True)
+        places = torch.argsort(torch.argsort(x, stable=True, descending=True))
+        return torch.argsort(order), places, torch.argsort(order, descending=True)
+
+    expected = [torch.stack(each) for each in zip(*map(f, x), strict=True)]
+    assert all(map(torch.equal, htile.rowwise(f)(x), expected))
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, 1), (0, 1)])
+def test_a_sort_of_an_order_along_an_axis(axes):
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).round()
+
+    def f(x):
+        order = torch.argsort(x.view(4, 8), dim=axes[0], stable=True)
+        return torch.argsort(order, dim=axes[1], stable=True)
+
+    assert torch.equal(htile.rowwise(f)(x), torch.stack([*map(f, x)]))
+
+
+@pytest.mark.parametrize("dtype", (torch.int8, I32, F32), ids=str)
+def test_an_order_in_another_dtype_is_sorted(dtype):
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    f = htile.rowwise(lambda x: x.argsort().to(dtype).argsort())
+    assert torch.equal(f(x), x.argsort().argsort())
+    with pytest.raises(DtypeError, match="of bool"):
+        htile.rowwise(lambda x: x.argsort().bool().argsort())(x)
+
+
+def test_the_first_of_a_row_in_order_are_sorted_again():
+    x = torch.randn(5, 20, generator=torch.Generator().manual_seed(1))
+    f = htile.rowwise(lambda x: x.topk(5).indices.argsort())
+    assert torch.equal(f(x), x.topk(5).indices.argsort())
+
+
+def test_an_order_that_is_sorted_makes_a_short_kernel():
+    f = htile.rowwise(lambda x: x.argsort().argsort())
+    kernel = f.inspect(torch.empty(4, 64, device="meta"), arch="sm_90a")
+    assert len(kernel.source.splitlines()) < 100
+
+
 CASES = {
     "a mask": lambda x: torch.where(x >= x.topk(100).values[-1], x, 0.0),
     "a mask, as a part": lambda x: x * (x >= x.topk(100).values[-1:]),
@@ -314,6 +409,8 @@ def test_the_gradient_is_that_of_the_element_with_the_index():
         (lambda x: x.topk(100).values, UnsupportedError, "at most 64 are found at once"),
         (lambda x: x.sort().values, UnsupportedError, "values[k - 1]"),
         (lambda x: x.argsort(), UnsupportedError, "at most 64"),
+        (lambda x: x.argsort()[100:110], UnsupportedError, "indices[:k]"),
+        (lambda x: x.topk(100).values[-3:], UnsupportedError, "indices[:k]"),
         (lambda x: x.topk(65).indices, UnsupportedError, "at most 64"),
         (lambda x: x.kthvalue(0), ShapeError, "from 1 to 800"),
         (lambda x: x.kthvalue(801), ShapeError, "from 1 to 800"),

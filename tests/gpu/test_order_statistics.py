@@ -50,6 +50,13 @@ def sparse(x):
     return torch.where(x >= x.topk(50).values[-1], x, 0)
 
 
+@htile.rowwise
+def ends(x):
+    """The first and the last of a sorted row."""
+    order = x.argsort()
+    return order[:3], order[-5:], x.sort(descending=True).values[-5:]
+
+
 def rows(m, n, dtype, device="meta"):
     """Rows of which many elements are equal, and some are infinite or zeros of either sign."""
     if dtype is I32:
@@ -102,6 +109,7 @@ def jobs(arch):
                 yield job(middle, (rows(ROWS, n, dtype),), arch)
                 if n > 64:
                     yield job(sparse, (rows(ROWS, n, dtype),), arch)
+                    yield job(ends, (rows(ROWS, n, dtype),), arch)
         if is_held(n, F32, arch):
             yield job(spread, (rows(ROWS, n, F32),), arch)
     for n in (7, 65, 1003, 4096, 8192):
@@ -199,6 +207,23 @@ def test_thresholds(dtype, n, device, arch):
     least = ordered(x)[:, -50, None]
     expected = torch.where(x.double() >= least, x, torch.zeros_like(x))
     assert torch.equal(run(sparse, x).double(), expected.double())
+
+
+@pytest.mark.parametrize("n", [n for n in SIZES + LONG if n > 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_ends_of_a_sorted_row(dtype, n, device, arch):
+    """Equal elements keep their order, at both ends."""
+    seed("ends", dtype, n)
+    x = rows(ROWS, n, dtype, device)
+    if not is_held(n, dtype, arch):
+        return
+    for given in (x,) if dtype is I32 else (x, with_nan(x)):
+        first, last, smallest = run(ends, given)
+        known = torch.where(given.isnan(), NAN, given.double() + 0.0)  # NaN of one sign
+        order = known.sort(-1, stable=True).indices
+        assert torch.equal(first, order[:, :3]) and torch.equal(last, order[:, -5:])
+        expected = ordered(given)[:, :5].flip(-1)
+        torch.testing.assert_close(smallest.double(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("n", (7, 65, 1003, 4096, 8192))
