@@ -220,7 +220,7 @@ def test_ends_of_a_sorted_row(dtype, n, device, arch):
     for given in (x,) if dtype is I32 else (x, with_nan(x)):
         first, last, smallest = run(ends, given)
         known = torch.where(given.isnan(), NAN, given.double() + 0.0)  # NaN of one sign
-        order = known.sort(-1, stable=True).indices
+        order = known.sort(dim=-1, stable=True).indices
         assert torch.equal(first, order[:, :3]) and torch.equal(last, order[:, -5:])
         expected = ordered(given)[:, :5].flip(-1)
         torch.testing.assert_close(smallest.double(), expected, rtol=0, atol=0, equal_nan=True)
