@@ -126,7 +126,9 @@ HINTS = {
         "x, (size // 2, (size - 1) // 2))[None], size, 1)[0]) ** beta",
         "fft ifft rfft irfft hfft ihfft fft2 fftn rfft2 rfftn stft istft": _FREQUENCIES,
         "det inverse inv solve svd svdvals qr eig eigh eigvals eigvalsh cholesky lu": _DECOMPOSED,
-        "logdet slogdet pinv pinverse lstsq matrix_exp matrix_rank solve_triangular": _DECOMPOSED,
+        "logdet slogdet pinv pinverse lstsq matrix_rank solve_triangular": _DECOMPOSED,
+        "matrix_exp": "of a small matrix write the first terms of its series, torch.eye(n) + m + "
+        "m @ m / 2, or call it outside the function",
         "ones zeros full empty arange": SIZE,
         "real conj": "the numbers of a row are real: leave it out",
         "element_size itemsize nbytes": "write x.dtype.itemsize",

@@ -167,6 +167,10 @@ def pad(input, pad, mode="constant", value=None):
     """
     if mode != "constant":
         return _padded_by_own(input, tuple(pad), mode)
+    if any(isinstance(k, Tensor) for k in pad):
+        fail(UnsupportedError, "F.pad by a computed number, such as the length of a row of any "
+             "length (dynamic_n=True): the result has no fixed length. Pad the argument, or leave "
+             "dynamic_n out")  # fmt: skip
     if len(pad) % 2 or len(pad) > 2 * input.ndim or not all(type(k) is int for k in pad):
         fail(ShapeError, f"F.pad by {tuple(pad)} of a value of shape {tuple(input._sizes)}: "
              "expected two integers for each axis, those of the last axis first")  # fmt: skip

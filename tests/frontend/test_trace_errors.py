@@ -273,6 +273,10 @@ MISTAKES = {
         lambda x: torch.distributions.Normal(x, 1.0, validate_args=True).log_prob(x),
         UnsupportedError, "validate_args=False",
     ),
+    "matrix_exp": (
+        lambda x: torch.matrix_exp(x.view(2, 4)[:, :2]), UnsupportedError, "series, torch.eye(n)"
+    ),
+    "pad": (lambda x: F.pad(x, (0, x.argmax())), UnsupportedError, "F.pad by a computed number"),
     "pixel_shuffle": (
         lambda x: F.pixel_shuffle(x.view(4, 1, 2), 2), UnsupportedError, "permute(0, 3, 1, 4, 2)"
     ),
