@@ -289,7 +289,7 @@ class RowReductions(Lookups):
 
     def row_partial(self, value, op: cute.ReductionOp) -> Accumulators:
         """What this thread has of a reduction of a held row, as `accumulate` makes it of chunks."""
-        operand = self._operand(value, op)
+        operand = self._of_thread(value, op)
         return Accumulators([Partial(op, thread_reduce(operand, op), value.dtype is Boolean)])
 
     def _for_shares(self, start: Callable[[int], object]) -> Accumulators:

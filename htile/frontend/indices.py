@@ -145,8 +145,8 @@ def getitem(x: Tensor, index: object) -> Tensor:
 
 
 def _listed(index: object) -> object:
-    """Indices that torch itself has computed, such as those of `torch.tril_indices`, as a list."""
-    is_known = is_real(index) and index.ndim == 1 and index.dtype in (torch.int32, INT64)
+    """Indices that torch itself has computed, as `torch.tril_indices` does: a list, or a number."""
+    is_known = is_real(index) and index.ndim <= 1 and index.dtype in (torch.int32, INT64)
     return index.tolist() if is_known else index
 
 

@@ -1,8 +1,9 @@
 """Elements of long rows by their rank: kthvalue, median, quantile, and parts of long sorts.
 
-Those parts are single elements of `x.sort()` and of `x.topk(k)` with more than 64 elements.
-No row is sorted for them: `Op.KTHVALUE` finds one element by itself. So what a sort of a long row
-gives waits until the function takes an element of it.
+Those parts are of `x.sort()` and of `x.topk(k)` with more than 64 elements: single ones, some of
+the first, and of a sort some of the last. No row is sorted for them. `Op.KTHVALUE` finds one
+element of any rank by itself, and up to 64 at an end are found together. So what a sort of a long
+row gives waits until the function takes a part of it.
 """
 
 from __future__ import annotations
@@ -125,8 +126,13 @@ class Sorted(Deferred):
 
     def _all(self) -> Tensor:
         if self._count > MOST_RANKS:
-            _refuse(self._what, self._count)
+            _refuse(self._what, self._count, self._is_whole)
         return self._first(self._count)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether these are all elements of the axis, of which the last are found too."""
+        return self._count == self._of._sizes[self._axis]
 
     def _first(self, count: int) -> Tensor:
         """The first of them."""
@@ -191,7 +197,7 @@ class Sorted(Deferred):
         if behind <= MOST_RANKS:
             return part(self._first(behind), self._axis, start, size, step)
         left = self._count - start
-        if left <= MOST_RANKS and self._count == self._of._sizes[self._axis]:
+        if left <= MOST_RANKS and self._is_whole:
             return part(self._last(left), self._axis, 0, size, step)
         return None
 
@@ -227,16 +233,17 @@ class SortedIndices(Sorted):
         return None
 
 
-def _refuse(what: str, count: int) -> None:
+def _refuse(what: str, count: int, is_whole: bool) -> None:
+    ends = "first or last" if is_whole else "first"
     fail(UnsupportedError, f"{what} of {count} elements: at most {MOST_RANKS} are found at once. "
-         f"The first or last few can be taken, as {what}(...).indices[:k], and one of any "
-         "rank, as values[k - 1]. What lies above it is "
-         "torch.where(x >= values[k - 1], x, 0). A threshold by sums, as that of top-p, is found "
-         "by bisection: see examples/gallery/top_p.py")  # fmt: skip
+         f"The {ends} few can be taken, as {what}(...).indices[:k], and one of any rank, as "
+         "values[k - 1]. What lies above it is torch.where(x >= values[k - 1], x, 0). A "
+         "threshold by sums, as that of top-p, is found by bisection: see "
+         "examples/gallery/top_p.py")  # fmt: skip
 
 
 def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:
-    """So many elements of a long axis in order, of which single ones can be taken."""
+    """So many elements of a long axis in order, of which parts can be taken (`Sorted`)."""
     refuse_unranked(x, what)
     given = copy(x)
     return Ranked(*[of(given, axis, count, is_descending, what) for of in (Sorted, SortedIndices)])
@@ -258,7 +265,8 @@ def _axis_with(x: Tensor, dim: int, k: object, what: str) -> int:
 @implements("topk")
 def topk(input, k, dim=-1, largest=True, sorted=True):
     """The k largest or smallest elements in order and their indices.
-    Of more than 64, single values can be taken, as x.topk(500).values[-1]."""
+    Of more than 64, some of the first 64 can be taken, and single values, as
+    x.topk(500).values[-1]."""
     axis = _axis_with(input, dim, k, "topk")
     if k > _most_together(input._sizes[axis] if input.ndim else 1):
         return _later(input, k, axis, largest, "topk")
@@ -285,7 +293,7 @@ def msort(input):
 @implements("argsort")
 def argsort(input, dim=-1, descending=False, *, stable=True):
     """The indices of `sort`: of more than 64, some of the first or last 64.
-    `x.argsort().argsort()` counts the elements before each."""
+    `x.argsort().argsort()` of at most 64 counts the elements before each."""
     axis = axis_of(input, dim)
     places = None if has_any_length(input, axis) else places_in(input, axis)
     if places is not None:

@@ -57,6 +57,7 @@ LISTED = {
     "a new axis between": lambda x: x.view(2, 4)[[0, 1], None, [1, 1]],
     "of a triangle": lambda x: x[:4].view(2, 2)[tuple(torch.tril_indices(2, 2))],
     "of two tensors": lambda x: (lambda i, j: x.view(2, 4)[i, j])(*torch.triu_indices(2, 4)),
+    "of a number": lambda x: (x[torch.tril_indices(3, 3)[0][2]], x[:4]),
     "of one tensor": lambda x: x[torch.tril_indices(3, 3)[1]],
 }  # fmt: skip
 

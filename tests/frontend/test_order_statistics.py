@@ -298,7 +298,7 @@ def test_a_sort_of_an_order_along_an_axis(axes):
 
 
 @pytest.mark.parametrize("dtype", (torch.int8, I32, F32), ids=str)
-def test_an_order_in_another_dtype_is_sorted(dtype):
+def test_an_order_in_another_dtype_has_the_same_places(dtype):
     x = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
     f = htile.rowwise(lambda x: x.argsort().to(dtype).argsort())
     assert torch.equal(f(x), x.argsort().argsort())
@@ -409,8 +409,8 @@ def test_the_gradient_is_that_of_the_element_with_the_index():
         (lambda x: x.topk(100).values, UnsupportedError, "at most 64 are found at once"),
         (lambda x: x.sort().values, UnsupportedError, "values[k - 1]"),
         (lambda x: x.argsort(), UnsupportedError, "at most 64"),
-        (lambda x: x.argsort()[100:110], UnsupportedError, "indices[:k]"),
-        (lambda x: x.topk(100).values[-3:], UnsupportedError, "indices[:k]"),
+        (lambda x: x.argsort()[100:110], UnsupportedError, "The first or last few"),
+        (lambda x: x.topk(100).values[-3:], UnsupportedError, "The first few can be taken"),
         (lambda x: x.topk(65).indices, UnsupportedError, "at most 64"),
         (lambda x: x.kthvalue(0), ShapeError, "from 1 to 800"),
         (lambda x: x.kthvalue(801), ShapeError, "from 1 to 800"),

@@ -81,7 +81,7 @@ def power(a, b):
 
 
 def assert_powers(got, a, b):
-    """Values to 2 ulp, or 2.5 for large exponents, and all signs but those of NaN."""
+    """Values to 1.5 ulp, or 2.5 for large exponents, and all signs but those of NaN."""
     expected = power(a, b)
     bad = ~(ulps(got, expected) <= np.where(np.abs(b) <= 100, 1.5, 2.5))
     bad |= (np.signbit(got) != np.signbit(expected)) & ~np.isnan(expected)

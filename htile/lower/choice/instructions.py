@@ -7,7 +7,7 @@ them. Plans are chosen by them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, inf
 
 import torch
 
@@ -40,7 +40,7 @@ OP_COSTS = {
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
     Function.INDEXED: (2, 0), (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
 }  # fmt: skip
-# These are for a power whose base is a number, and for one whose exponent all elements share.
+# These are for a power of a positive number, and for one whose exponent all elements share.
 ONE_BASE, ONE_EXPONENT = (26, 0), (56, 2)
 # These are for a division by a value of the row, whose reciprocal is computed once.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
@@ -119,10 +119,12 @@ def _listed(graph: Graph, step: Compute) -> tuple[int, int]:
     op, function = graph[step.id].op, step.function
     if op is Op.POW and (count := number_of_products(graph, graph[step.id])):
         return count, 0
-    if op is Op.POW and function is Function.EXACT:
+    if op is Op.POW and function is not Function.NEAR:
         base, exponent = [graph[id] for id in step.inputs]
-        if base.op is Op.CONST or not exponent.value.spread:
-            return ONE_BASE if base.op is Op.CONST else ONE_EXPONENT
+        if base.op is Op.CONST and 0.0 < base.arg < inf and base.arg != 1.0:
+            return ONE_BASE
+        if not exponent.value.spread:
+            return ONE_EXPONENT
     keys = (op, function), function, op
     return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))
 
