@@ -18,7 +18,6 @@ from cutlass import Boolean, Float32, Int32, Numeric
 from htile.compute.division import EXPONENT, HUGE, TINY, rcp
 from htile.compute.logarithms import LN2
 from htile.compute.operands import (
-    SIGN,
     Operand,
     Vector,
     bits_of,
@@ -35,6 +34,7 @@ from htile.compute.powers import (
     pow,
     short_power,
     sigmoid,
+    signed_power,
 )
 from htile.compute.products import fma, polynomial
 
@@ -124,9 +124,7 @@ def pow_near(x: Operand, exponent: float | Numeric) -> Vector | Numeric:
 
 
 def _pow_by_number(x: Vector, exponent: float) -> Vector:
-    parity = exponent % 2
-    result = _power(cute.math.absf(x) if parity in (0, 1) else base_of_root(x), exponent)
-    return float_of(bits_of(result) | bits_of(x) & SIGN) if parity == 1 else result
+    return signed_power(x, exponent, _power)
 
 
 @cute.jit
@@ -146,7 +144,7 @@ def _pow_by_scalar(x: Vector, exponent: Numeric):
     return result
 
 
-def _power(size: Vector, exponent: float | Numeric) -> Vector:
+def _power(size: Vector, exponent: Vector | Numeric) -> Vector:
     """size ** exponent, by the special function units."""
     is_tiny = size < TINY
     log = cute.math.log2(cute.where(is_tiny, size * 2.0**32, size), fastmath=True)

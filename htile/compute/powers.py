@@ -6,6 +6,7 @@ Counts of instructions are of SASS, for one element, on sm_90a.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import cutlass.cute as cute
 from cutlass import Boolean, Numeric
@@ -40,7 +41,7 @@ EXPM1 = (0.499999991, 0.166666914, 0.0416670463, 0.00832790137, 0.00138861471, 0
 # The polynomial p of degree 5 for which 1 + p(r) r is nearest to 2 ** r, in relation to it, for
 # |r| <= 1/2, by Lawson's algorithm: rounded to float32 it is off by 2 ** -25.9 at most.
 EXP2 = (0.693147182, 0.240226477, 0.0555033199, 0.00961843971, 0.00133991323, 0.000153531539)
-HALFWAY = 64  # the logarithm of a power of two whose square is near the ends of float32
+HALFWAY = 64  # the exponent of the fixed power of two that `_exp2_of_two` multiplies by, up or down
 FARTHEST = 152.0  # 2 ** x is infinite or 0 for x beyond it in magnitude, and for x + 1 and x - 1
 EVEN = 2.0**24  # larger float32 numbers are even
 FARTHEST_EXPONENT = 2.0**100  # of a power of any base but 1 and -1 that is neither 0 nor infinite
@@ -226,10 +227,16 @@ def _power_of_number(x: Vector, base: float) -> Vector:
 
 
 def _pow_by_number(x: Vector, exponent: float) -> Vector:
-    """x ** exponent for a finite exponent that is not 0."""
+    return signed_power(x, exponent, _power)
+
+
+def signed_power(
+    x: Vector, exponent: float, power: Callable[[Vector, Vector], Vector]
+) -> Vector:
+    """x ** exponent for a finite exponent that is not 0, by the `power` of a base without sign."""
     parity = exponent % 2
     size = cute.math.absf(x) if parity in (0, 1) else base_of_root(x)
-    result = _power(size, cute.full_like(x, exponent))
+    result = power(size, cute.full_like(x, exponent))
     return float_of(bits_of(result) | bits_of(x) & SIGN) if parity == 1 else result
 
 

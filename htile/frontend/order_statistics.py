@@ -112,15 +112,20 @@ def _one_of_few(x: Tensor, axis: int, rank: Tensor, what: str) -> Tensor:
 class Sorted(Deferred):
     """The first elements of an axis in order, which wait until the function takes some of them."""
 
+    _field = "values"  # what is taken of `Ranked`
+
     @staticmethod
-    def __new__(cls, of: Tensor, axis: int, count: int, is_descending: bool, what: str) -> Tensor:
+    def __new__(cls, of: Tensor, axis: int, count: int, *others: object) -> Tensor:
         inner = list(of._sizes)
         inner[axis] = count
-        dtype = INT64 if cls is SortedIndices else of.dtype
+        dtype = of.dtype if cls._field == "values" else INT64
         return torch.Tensor._make_wrapper_subclass(cls, inner, dtype=dtype, device="meta")
 
-    def __init__(self, of: Tensor, axis: int, count: int, is_descending: bool, what: str):
-        self._of, self._axis, self._count = of, axis, count
+    def __init__(
+        self, of: Tensor, axis: int, count: int, is_descending: bool, what: str, known: dict
+    ):
+        """known: what is found already, of the elements or of their indices."""
+        self._of, self._axis, self._count, self._known = of, axis, count, known
         self._is_descending, self._what = is_descending, what
         super().__init__(of, self._all)
 
@@ -136,15 +141,20 @@ class Sorted(Deferred):
 
     def _first(self, count: int) -> Tensor:
         """The first of them."""
-        return self._ranks(count, self._is_descending).values
+        return self._ranks(count, self._is_descending, False)
 
     def _last(self, count: int) -> Tensor:
         """The last elements of an axis that is sorted whole."""
-        found = self._ranks(count, not self._is_descending, counts_back=True).values
-        return torch.flip(found, (self._axis,))
+        return torch.flip(self._ranks(count, not self._is_descending, True), (self._axis,))
 
-    def _ranks(self, count: int, is_largest: bool, counts_back: bool = False) -> Ranked:
-        return first_ranks(self._of, count, self._axis, is_largest, self._what, counts_back)
+    def _ranks(self, count: int, is_largest: bool, counts_back: bool) -> Tensor:
+        """What `first_ranks` finds, once for the elements and for their indices."""
+        key = count, is_largest, counts_back, torch.is_grad_enabled()
+        if key not in self._known:
+            self._known[key] = first_ranks(
+                self._of, count, self._axis, is_largest, self._what, counts_back
+            )
+        return copy(getattr(self._known[key], self._field))
 
     @property
     def _value(self) -> Value:
@@ -160,8 +170,8 @@ class Sorted(Deferred):
     def _copied(self) -> Tensor:
         if self._made is not None:
             return Tensor(self._builder, self._id)
-        of = copy(self._of)
-        return type(self)(of, self._axis, self._count, self._is_descending, self._what)
+        of = copy(self._of)  # which has no gradient in `torch.no_grad()`, other than what is known
+        return type(self)(of, self._axis, self._count, self._is_descending, self._what, {})
 
     def _later(self, op: Op, operands: tuple[Tensor, ...], arg: object) -> Tensor | None:
         """What an operation takes of the elements; None where it takes more than a few."""
@@ -211,6 +221,8 @@ class Sorted(Deferred):
 class SortedIndices(Sorted):
     """The indices of `Sorted`, of which some of the first or of the last can be taken."""
 
+    _field = "indices"
+
     @property
     def _value(self) -> Value:
         return replace(super()._value, dtype=INT64, stored=None)
@@ -219,13 +231,6 @@ class SortedIndices(Sorted):
     def dtype(self) -> torch.dtype:
         """That of indices."""
         return INT64
-
-    def _first(self, count: int) -> Tensor:
-        return self._ranks(count, self._is_descending).indices
-
-    def _last(self, count: int) -> Tensor:
-        found = self._ranks(count, not self._is_descending, counts_back=True).indices
-        return torch.flip(found, (self._axis,))
 
     def _later(self, op: Op, operands: tuple[Tensor, ...], arg: object) -> Tensor | None:
         if self._made is None and op is Op.SLICE and arg[0] == self._axis:
@@ -245,8 +250,8 @@ def _refuse(what: str, count: int, is_whole: bool) -> None:
 def _later(x: Tensor, count: int, axis: int, is_descending: bool, what: str) -> Ranked:
     """So many elements of a long axis in order, of which parts can be taken (`Sorted`)."""
     refuse_unranked(x, what)
-    given = copy(x)
-    return Ranked(*[of(given, axis, count, is_descending, what) for of in (Sorted, SortedIndices)])
+    given = copy(x), axis, count, is_descending, what, {}
+    return Ranked(Sorted(*given), SortedIndices(*given))
 
 
 def _axis_with(x: Tensor, dim: int, k: object, what: str) -> int:

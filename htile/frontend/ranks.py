@@ -93,13 +93,15 @@ def places_in(order: Tensor, axis: int) -> Tensor | None:
     indices = builder[order._id]
     while indices.op in (Op.CAST, Op.CONVERT) and indices.value.dtype in (INT32, INT64):
         indices = builder[indices.inputs[0]]  # they are so few that every integer dtype has them
-    found = builder[indices.inputs[0]] if indices.op is Op.KEY_INDEX else indices
+    if indices.op is not Op.KEY_INDEX:
+        return None
+    found = builder[indices.inputs[0]]
     if found.op is not Op.CAT or found.arg != axis or len(found.inputs) != size:
         return None
     first = builder[found.inputs[0]]
     if first.op is Op.RESHAPE:  # the axis that a reduction keeps
         first = builder[first.inputs[0]]
-    keys = Tensor(builder, first.inputs[0]) if first.inputs else order
+    keys = Tensor(builder, first.inputs[0])
     if builder[keys._id].op is not Op.KEY or keys._sizes != order._sizes:
         return None
     each, others = unsqueeze(keys, axis), unsqueeze(keys, axis - 1)

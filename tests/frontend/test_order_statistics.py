@@ -272,6 +272,23 @@ def test_gradients_of_parts_of_a_long_sort():
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
 
 
+def test_a_copy_of_a_long_sort_that_is_made_without_gradients_has_none():
+    """Although the same elements are known with theirs."""
+
+    def f(x):
+        values = torch.sort(x, stable=True).values
+        first = values[:3]
+        with torch.no_grad():
+            copied, inside = values.clone(), values[:3]
+        return first * copied[:3] + inside
+
+    x = torch.randn(2, 100, generator=torch.Generator().manual_seed(1))
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    htile.rowwise(f)(leaf).sum().backward()
+    torch.stack([*map(f, exact)]).sum().backward()
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("n", (1, 7, 31, 64))
 def test_a_sort_of_an_order_counts_the_elements_before_each(n):
     x = torch.randn(5, n, generator=torch.Generator().manual_seed(n))
