@@ -9,15 +9,14 @@ nearest odd multiple of pi / 2.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
 
 from htile.compute.operands import SIGN, Vector, bits_of, elementwise, float_of
 from htile.compute.products import polynomial
+from htile.compute.rare import extreme, unless_rare
 
 # The multiple of pi of a larger angle is not known exactly. The device library reduces such angles
 # in another way, in about 80 instructions.
@@ -38,39 +37,30 @@ SINE = (-0.166666594, 0.00833306297, -0.000198093463, 2.60518195e-06)
 @elementwise
 def sin(x, fastmath=False):
     """The sine to 2 ulp: 17 instructions, and a loop of more for angles beyond 105615."""
-    return cute.math.sin(x, fastmath=True) if fastmath else _for_all(x, _sin, cute.math.sin)
+    return cute.math.sin(x, fastmath=True) if fastmath else _of_all(x, sin_bounded, cute.math.sin)
 
 
 @elementwise
 def cos(x, fastmath=False):
     """The cosine to 2 ulp: 17 instructions, and a loop of more for angles beyond 105615."""
-    return cute.math.cos(x, fastmath=True) if fastmath else _for_all(x, _cos, cute.math.cos)
+    return cute.math.cos(x, fastmath=True) if fastmath else _of_all(x, cos_bounded, cute.math.cos)
 
 
-@cute.jit
-def _for_all(x: Vector, usual: cutlass.Constexpr, exact: cutlass.Constexpr):
-    """The function of all elements: `exact` of those that are large or infinite, else `usual`.
+def _of_all(x: Vector, usual: Callable, exact: Callable) -> Vector:
+    """The function of all elements: `exact` of those that are large or infinite, else `usual`."""
 
-    A thread that has large elements takes its elements one by one, in a loop. So the code of
-    `exact`, which is long, is there once.
-    """
-    count, size = cute.size(x.shape), cute.math.absf(x)
-    sizes, flat = [size[i] for i in range(count)], x.reshape((count,))
-    result = x
-    if functools.reduce(cute.arch.fmax, sizes) > LARGEST:  # fmax takes the other one of a NaN
-        numbers = cute.make_rmem_tensor(count, Float32)
-        numbers.store(flat)
-        for i in cutlass.range(count, unroll=1):
-            number = cute.full((1,), numbers[i], Float32)
-            is_large = cute.math.absf(number) > LARGEST
-            numbers[i] = cute.where(is_large, exact(number), usual(number))[0]
-        result = numbers.load().reshape(x.shape)
-    else:
-        result = usual(x)
-    return result
+    def each(number: Vector) -> Vector:
+        is_large = cute.math.absf(number) > LARGEST
+        return cute.where(is_large, exact(number), usual(number))
+
+    # fmax takes the other one of a NaN.
+    any_large = extreme(cute.math.absf(x), cute.arch.fmax) > LARGEST
+    return unless_rare(any_large, usual, each, x)
 
 
-def _sin(x: Vector) -> Vector:
+@elementwise
+def sin_bounded(x):
+    """As `sin` of angles up to 105615 in magnitude, infinity and NaN, in 16 instructions."""
     sum_of_rounder = cute.math.fma(x, *(cute.full_like(x, k) for k in (1 / math.pi, ROUNDER)))
     rest = _rest(x, sum_of_rounder - ROUNDER)
     sign = (bits_of(rest) ^ (bits_of(sum_of_rounder) * SIGN)) & SIGN  # right for rest = -0.0 too
@@ -78,7 +68,9 @@ def _sin(x: Vector) -> Vector:
     return float_of(bits_of(size) | sign)
 
 
-def _cos(x: Vector) -> Vector:
+@elementwise
+def cos_bounded(x):
+    """As `cos` of angles up to 105615 in magnitude, infinity and NaN, in 16 instructions."""
     below = cute.math.fma(x, *(cute.full_like(x, k) for k in (1 / math.pi, -0.5)))
     sum_of_rounder = below + ODD_ROUNDER
     rest = _rest(x, (sum_of_rounder - ODD_ROUNDER) + 0.5)

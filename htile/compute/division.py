@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import cutlass.cute as cute
-from cutlass import Float32, Numeric
+from cutlass import Boolean, Float32, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.operands import (
@@ -19,6 +19,7 @@ from htile.compute.operands import (
     like,
     nearest_float,
 )
+from htile.compute.rare import extreme, unless_rare
 
 TINY = 2.0**-126  # approximate functions take a smaller number for 0
 EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
@@ -26,6 +27,9 @@ EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
 _HALF, _ONE, _LARGE, HUGE = 126 << 23, 127 << 23, 217 << 23, 253 << 23
 # What an approximate reciprocal, which is off by an ulp, is multiplied by to be below the true one.
 BELOW = 1 - 2.0**-21
+# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one.
+ROUNDER = 1.5 * 2.0**23
+MOST_WHOLE = 2.0**20  # a quotient up to here, which is off by 2 ulp, is rounded by less than 3/4
 
 
 @elementwise
@@ -147,33 +151,88 @@ def _product(a, head, tail):
 def floordiv(a, b):
     """The quotient rounded down, as torch.floor_divide: exact, so 1.0 // 0.1 is 9.
 
-    An integer divided by 0 gives any value. Floats take about 98 instructions, with branches.
-    Integers take 36, and 9 by a constant.
+    An integer divided by 0 gives any value. Floats take about 27 instructions, and 9 by a constant;
+    many more if a thread has a quotient beyond 2 ** 20. Integers take 36, and 9 by a constant.
     """
     if not a.dtype.is_float:
         return _integer_floordiv(a, b)[0]
+
+    def usual(a, b):
+        quotient, whole, rest = _nearest_multiple(a, b)
+        whole = cute.where(_has_other_sign(rest, b), whole - 1.0, whole)
+        return cute.math.copysign(whole, quotient)  # of a = -0.0 it is 0.0 otherwise
+
+    return unless_rare(_any_is_rare(a, b), usual, _exact_floordiv, a, b)
+
+
+@elementwise
+def mod(a, b):
+    """The remainder with the divisor's sign, as torch.remainder: exact.
+
+    An integer modulo 0 gives any value. (The DSL's `%` has the sign of a.) Floats take about 19
+    instructions, and 11 by a constant; many more if a thread has a quotient beyond 2 ** 20.
+    Integers take 34, and 9 by a constant.
+    """
+    if not a.dtype.is_float:
+        return _integer_floordiv(a, b)[1]
+
+    def usual(a, b):
+        _, _, rest = _nearest_multiple(a, b)
+        zero = cute.math.copysign(cute.full_like(a, 0.0), a)
+        return cute.where(rest == 0.0, zero, _of_sign(rest, b))
+
+    return unless_rare(_any_is_rare(a, b), usual, _exact_mod, a, b)
+
+
+def _nearest_multiple(a: Vector, b: Vector) -> tuple[Vector, Vector, Vector]:
+    """a / b to an ulp, about that as a whole number q, and a - q b, which is exact.
+
+    The quotient is up to MOST_WHOLE in magnitude. So q is off by less than 3/4, and the rest is
+    less than 3/4 of b. It is a multiple of the last digit of b or of a, whichever is smaller, so it
+    is a float32.
+    """
+    quotient = a * rcp(b)
+    whole = (quotient + ROUNDER) - ROUNDER
+    return quotient, whole, cute.math.fma(-whole, b, a)
+
+
+def _any_is_rare(a: Vector, b: Vector) -> Boolean:
+    """Whether a thread has a large quotient, or a divisor without a reciprocal.
+
+    No extreme sees a NaN, whose rest is NaN in either way.
+    """
+    divisor = cute.math.absf(b)
+    is_large = extreme(cute.math.absf(a * rcp(b)), cute.arch.fmax) > MOST_WHOLE
+    is_small = extreme(divisor, cute.arch.fmin) < TINY
+    return is_large | is_small | (extreme(divisor, cute.arch.fmax) > 2.0**126)
+
+
+def _has_other_sign(rest: Vector, b: Vector) -> Vector:
+    """Whether the rest of a division is not 0, and has not the sign of the divisor."""
+    return (rest != 0.0) & ((b < 0.0) != (rest < 0.0))
+
+
+def _of_sign(rest: Vector, b: Vector) -> Vector:
+    """The rest of a division with the divisor's sign. The sum is exact, as the rest is."""
+    return cute.where(_has_other_sign(rest, b), rest + b, rest)
+
+
+def _exact_floordiv(a: Vector, b: Vector) -> Vector:
+    """The quotient of floats, rounded down, by the device library's remainder, as torch has it."""
     quotient = a / b
-    mod = cute.math.rem(a, b)
-    whole = (a - mod) / b
-    whole = cute.where((mod != 0.0) & ((b < 0.0) != (mod < 0.0)), whole - 1.0, whole)
+    rest = cute.math.rem(a, b)
+    whole = (a - rest) / b
+    whole = cute.where(_has_other_sign(rest, b), whole - 1.0, whole)
     below = cute.math.floor(whole)
-    below = cute.where(whole - below > 0.5, below + 1.0, below)  # (a - mod) / b was rounded
+    below = cute.where(whole - below > 0.5, below + 1.0, below)  # (a - rest) / b was rounded
     zero = cute.math.copysign(cute.full_like(a, 0.0), quotient)
     result = cute.where(whole != 0.0, below, zero)
     return cute.where(b == 0.0, quotient, result)
 
 
-@elementwise
-def mod(a, b):
-    """The remainder with the divisor's sign, as torch.remainder.
-
-    An integer modulo 0 gives any value. (The DSL's `%` has the sign of a.) Floats take about 67
-    instructions, with branches. Integers take 34, and 9 by a constant.
-    """
-    if not a.dtype.is_float:
-        return _integer_floordiv(a, b)[1]
-    rest = cute.math.rem(a, b)
-    return cute.where((rest != 0.0) & ((b < 0.0) != (rest < 0.0)), rest + b, rest)
+def _exact_mod(a: Vector, b: Vector) -> Vector:
+    """The remainder of floats by the device library's."""
+    return _of_sign(cute.math.rem(a, b), b)
 
 
 def _integer_floordiv(a: Vector, b: Vector) -> tuple[Vector, Vector]:

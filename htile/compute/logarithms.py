@@ -11,10 +11,15 @@ import cutlass.cute as cute
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.division import TINY, rcp
-from htile.compute.operands import Vector, bits_of, elementwise, float_of, like
+from htile.compute.operands import Vector, bits_of, elementwise, float_of, like, nearest_float
 from htile.compute.products import polynomial
 
 LN2 = math.log(2.0)
+LOG2_E = math.log2(math.e)
+LOG10_2 = math.log10(2.0)
+# The float32 below it: it and what it lacks have one sign, as their products with infinity then do.
+LOG10_2_BELOW = float.fromhex("0x1.344134p-2")
+LOG10_E = math.log10(math.e)
 # A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one, which the
 # low bits of the sum have.
 ROUNDER = 1.5 * 2.0**23
@@ -35,8 +40,8 @@ LOG1P = [float.fromhex(number) for number in (
 # degree 3, the one with these coefficients is nearest for 1 + f from 2 ** -0.5 to 2 ** 0.5, where q
 # is 2 f / (2 + f), by Lawson's algorithm. Rounded to float32, its relative error is 2 ** -32.
 ARTANH2 = (0.120224588, 0.0180338416, 0.00321640796, 0.00066472945)
-LOG2_E_HIGH = float.fromhex("0x1.715476p+0")  # the nearest float32 to 1 / log(2)
-LOG2_E_LOW = 1 / LN2 - LOG2_E_HIGH
+LOG2_E_HIGH = nearest_float(LOG2_E)
+LOG2_E_LOW = LOG2_E - LOG2_E_HIGH
 
 
 @elementwise
@@ -46,22 +51,55 @@ def log(x, fastmath=False):
     With `fastmath` the absolute error stays small near 1, where the result is small itself; the
     relative error does not.
     """
-    if fastmath:
-        return cute.math.log(x, fastmath=True)
-    return _log(*_parts(x))
+    return cute.math.log(x, fastmath=True) if fastmath else _log(*_parts(x))
+
+
+@elementwise
+def log_bounded(x):
+    """As `log` of x >= 2 ** -126, infinity and NaN, in 15 instructions."""
+    return _log(*_parts_of_normal(x))
 
 
 @elementwise
 def log2(x, fastmath=False):
-    """The logarithm to base 2. `fastmath` is as for `log`."""
-    return cute.math.log2(x, fastmath=fastmath)
+    """The logarithm to base 2, to 2 ulp: 19 instructions. `fastmath` is as for `log`."""
+    if fastmath:
+        return cute.math.log2(x, fastmath=True)
+    return _log2(*_parts(x))
+
+
+@elementwise
+def log2_bounded(x):
+    """As `log2` of x >= 2 ** -126, infinity and NaN, in 16 instructions."""
+    return _log2(*_parts_of_normal(x))
+
+
+def _log2(less: Vector, f: Vector) -> Vector:
+    """The logarithm to base 2 of `_parts`."""
+    f, s, rest = _series(f, factor=LOG2_E)
+    return cute.math.fma(f, cute.full_like(f, LOG2_E), cute.math.fma(s, rest, -less))
 
 
 @elementwise
 def log10(x, fastmath=False):
-    """The logarithm to base 10. `fastmath` is as for `log`."""
-    # cute.math.log10 takes 5 instructions with its own fastmath.
-    return log2(x, fastmath=True) * math.log10(2) if fastmath else cute.math.log10(x)
+    """The logarithm to base 10, to 2 ulp: 21 instructions. `fastmath` is as for `log`."""
+    if fastmath:  # cute.math.log10 takes 5 instructions with its own fastmath
+        return log2(x, fastmath=True) * LOG10_2
+    return _log10(*_parts(x))
+
+
+@elementwise
+def log10_bounded(x):
+    """As `log10` of x >= 2 ** -126, infinity and NaN, in 18 instructions."""
+    return _log10(*_parts_of_normal(x))
+
+
+def _log10(less: Vector, f: Vector) -> Vector:
+    """The logarithm to base 10 of `_parts`."""
+    f, s, rest = _series(f, factor=LOG10_E)
+    rest = cute.math.fma(s, rest, less * (LOG10_2_BELOW - LOG10_2))
+    rest = cute.math.fma(less, cute.full_like(f, -LOG10_2_BELOW), rest)
+    return cute.math.fma(f, cute.full_like(f, LOG10_E), rest)
 
 
 @elementwise
@@ -121,6 +159,12 @@ def _parts(x: Vector) -> tuple[Vector, Vector]:
     return less, near_one - 1.0
 
 
+def _parts_of_normal(x: Vector) -> tuple[Vector, Vector]:
+    """`_parts` of numbers that are not tiny."""
+    rounded = _rounded_log2(x)
+    return rounded - ROUNDER, float_of(bits_of(x) + _at_exponent(rounded)) - 1.0
+
+
 def _rounded_log2(x: Vector) -> Vector:
     """ROUNDER - n, where n is the logarithm to base 2, rounded to a whole number.
 
@@ -141,14 +185,29 @@ def _log(less: Vector, f: Vector, times: int = 1) -> Vector:
 
     times: a power of two that f is given multiplied by, and the result too.
 
+    Signs are such that of f = -0.0 and no `less` comes -0.0.
+    """
+    f, s, rest = _series(f, times=times)
+    rest = cute.math.fma(s, rest, f)
+    return cute.math.fma(less, cute.full_like(f, -LN2 * times), rest)
+
+
+def _series(f: Vector, factor: float = 1.0, times: int = 1) -> tuple[Vector, Vector, Vector]:
+    """f, s and r, for which factor * log(1 + f) is factor * f + s r, with the factor in float32.
+
+    1 + f is from 2 ** -0.5 to 2 ** 0.5, about.
+
+    times: a power of two that f is given multiplied by, and the logarithm too.
+
     2 s, the first term of the series in s = f / (2 + f), is f - s f. So f itself is a term, and
-    the error of the quotient is that of a small part of the result. Where `less` is infinite or
-    NaN, f may be infinite too: a number takes its place. Signs are such that of f = -0.0 and no
-    `less` comes -0.0.
+    the error of the quotient is that of a small part of the result. s r also has the product of f
+    with what the factor lacks in float32, because f is s (2 + f). Where the exponent is infinite or
+    NaN, f may be infinite too: a number takes its place.
     """
     f = like(f, llvm.intr_minnum(f, cute.full_like(f, 1.0 * times)))
     s = f * rcp(f + 2.0 * times)
     z = s * s
-    rest = cute.math.fma(polynomial(z, [times * number for number in ATANH]), z, -f)
-    rest = cute.math.fma(s, rest, f)
-    return cute.math.fma(less, cute.full_like(f, -LN2 * times), rest)
+    less = -f
+    if lack := factor - nearest_float(factor):
+        less = cute.math.fma(f, *(cute.full_like(f, k) for k in (lack - factor, 2 * times * lack)))
+    return f, s, cute.math.fma(polynomial(z, [times * factor * k for k in ATANH]), z, less)

@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 
-from htile.compute.angles import cos, sin
+from htile.compute.angles import cos, cos_bounded, sin, sin_bounded
 from htile.compute.bits import bits, float_of, invert, lshift, rshift
 from htile.compute.bundles import bundle, unbundle
 from htile.compute.conversion import convert, round_to
@@ -31,7 +31,16 @@ from htile.compute.division import (
 )
 from htile.compute.exponents import ceil_log2, exponent, floor_log2, ldexp
 from htile.compute.keys import indexed, key, key_index, key_value
-from htile.compute.logarithms import log, log1p, log1p_bounded, log2, log10
+from htile.compute.logarithms import (
+    log,
+    log1p,
+    log1p_bounded,
+    log2,
+    log2_bounded,
+    log10,
+    log10_bounded,
+    log_bounded,
+)
 from htile.compute.near import (
     div_near,
     exp_near,
@@ -63,15 +72,16 @@ from htile.compute.random import exponential, philox, uniform, word
 
 # fmt: off
 __all__ = [
-    "Product", "abs", "bits", "bundle", "ceil", "ceil_log2", "convert", "cos", "div", "div_bounded",
-    "div_near", "div_number", "div_shared", "eq", "erf", "exp", "exp2", "exp_bounded", "exp_near",
-    "exp_quotient", "expm1", "expm1_near", "exponent", "exponential", "float_of", "floor",
-    "floor_log2", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt", "indexed", "invert",
-    "key", "key_index", "key_value", "ldexp", "le", "log", "log1p", "log1p_bounded", "log1p_near",
-    "log2", "log2_near", "log10", "log10_near", "log_near", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg",
-    "negative_zero", "philox", "pow", "pow_near", "pow_scalar", "product", "reciprocal", "round",
-    "round_to", "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sqrt", "tanh",
+    "Product", "abs", "bits", "bundle", "ceil", "ceil_log2", "convert", "cos", "cos_bounded", "div",
+    "div_bounded", "div_near", "div_number", "div_shared", "eq", "erf", "exp", "exp2",
+    "exp_bounded", "exp_near", "exp_quotient", "expm1", "expm1_near", "exponent", "exponential",
+    "float_of", "floor", "floor_log2", "floordiv", "fma", "fms", "fnma", "ge", "gelu_near", "gt",
+    "indexed", "invert", "key", "key_index", "key_value", "ldexp", "le", "log", "log1p",
+    "log1p_bounded", "log1p_near", "log2", "log2_bounded", "log2_near", "log10", "log10_bounded",
+    "log10_near", "log_bounded", "log_near", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lshift", "lt", "maximum", "minimum", "mod", "ne", "neg", "negative_zero",
+    "philox", "pow", "pow_near", "pow_scalar", "product", "reciprocal", "round", "round_to",
+    "rshift", "rsqrt", "sigmoid", "sigmoid_near", "sign", "sin", "sin_bounded", "sqrt", "tanh",
     "tanh_near", "trunc", "unbundle", "uniform", "where", "word",
 ]
 # fmt: on

@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric
 
 from htile.compute.division import EXPONENT, HUGE, TINY, rcp
-from htile.compute.logarithms import LN2
+from htile.compute.logarithms import LN2, LOG2_E
 from htile.compute.operands import (
     Operand,
     Vector,
@@ -27,7 +27,6 @@ from htile.compute.operands import (
     select,
 )
 from htile.compute.powers import (
-    LOG2_E,
     base_of_root,
     exp2,
     is_short,

@@ -13,7 +13,7 @@ from cutlass import Boolean, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.division import TINY, div, rcp
-from htile.compute.logarithms import ROUNDER, log2_of_two
+from htile.compute.logarithms import LOG2_E, ROUNDER, log2_of_two
 from htile.compute.operands import (
     SIGN,
     Operand,
@@ -26,7 +26,6 @@ from htile.compute.operands import (
 )
 from htile.compute.products import polynomial
 
-LOG2_E = math.log2(math.e)
 # -18 is where e ** x - 1 has become -1, MOST the largest power of two that is a float32.
 LEAST, MOST = -18.0, 127
 # A number up to 2 ** 22 in magnitude that is added to EXPONENT_ROUNDER is rounded to a whole one.

@@ -16,6 +16,7 @@ from ..frontend.graph import Builder, Graph, Node, Output
 from ..frontend.known import Known
 from ..frontend.ops import COLLECTIVES, COMPARISONS, MOVEMENTS, Op, Varies
 from .precision import NEAR_OPS, seen_in_16_bits
+from .ranges import range_of
 
 
 class Function(Enum):
@@ -42,6 +43,12 @@ class Function(Enum):
 
 PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # of a power with such an exponent
 MOST_EXPONENT = 64  # of a power, in magnitude, up to which the short function is near enough
+# The largest angle, and the least number, of which a function takes the shorter of its two ways:
+# a little less than `htile.compute.angles` says, and than the least number with all its digits.
+ANGLES, NORMAL = (-1e5, 1e5), (2.0**-125, inf)
+ENDS = {
+    Op.SIN: ANGLES, Op.COS: ANGLES, Op.LOG: NORMAL, Op.LOG2: NORMAL, Op.LOG10: NORMAL,
+}  # fmt: skip
 FAST_OPS = frozenset({Op.TANH, Op.LOG, Op.LOG2, Op.LOG10, Op.SIN, Op.COS})
 
 
@@ -83,6 +90,8 @@ def choose_function(
         return Function.NEAR, node.inputs
     if near and (x := _gelu_of(graph, node)) is not None:
         return Function.GELU, (x,)
+    if node.op in ENDS and not is_fast and _is_ordinary(graph, node):
+        return Function.BOUNDED, node.inputs
     if node.op is Op.LOG1P and _is_at_most_one(graph, graph[node.inputs[0]]):
         return Function.BOUNDED, node.inputs
     if node.op is Op.DIV:
@@ -103,6 +112,13 @@ def choose_function(
     if not in_tiles and _is_only_in_maxima(graph, node):
         return Function.INDEXED, node.inputs
     return Function.FAST if is_fast else Function.EXACT, node.inputs
+
+
+def has_branches(graph: Graph, node: Node) -> bool:
+    """Whether a thread takes a longer way for elements that are huge or tiny."""
+    if node.op in (Op.FLOORDIV, Op.MOD):
+        return node.value.dtype is torch.float32
+    return node.op in (Op.SIN, Op.COS) and not _is_ordinary(graph, node)
 
 
 def count_short_functions(graph: Graph) -> Counter[Op]:
@@ -193,6 +209,12 @@ def _is_only_returned_in_16_bits(graph: Graph, node: Node) -> bool:
     sizes = [o.dtype.itemsize if o.over is None else 4 for o in returned]
     sizes += [each.arg.itemsize for each in bundles]
     return not is_read and max(sizes) <= 2
+
+
+def _is_ordinary(graph: Graph, node: Node) -> bool:
+    """Whether the operand of a function is never so large or so small that it goes another way."""
+    (low, high), (least, most) = range_of(graph, graph[node.inputs[0]]), ENDS[node.op]
+    return least <= low and high <= most
 
 
 def _is_at_most_one(graph: Graph, node: Node) -> bool:

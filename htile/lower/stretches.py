@@ -20,7 +20,7 @@ import torch
 from ..frontend.graph import Graph, Input, Output
 from ..frontend.ops import Op
 from .choice.instructions import sweep_costs
-from .patterns import Function, strip
+from .patterns import Function, has_branches, strip
 from .periods import once
 from .reductions import PLAIN, Part, Reduce
 from .steps import Compute, Home, Load, Step, Store
@@ -128,7 +128,7 @@ def _gains_by_carrying(plan: Plan) -> bool:
     """
     if plan.sweeps.costs[0] < LEAST_OF_STRETCH * (plan.stages + 1):
         return False
-    return not any([node.op in (Op.SIN, Op.COS) for node in plan.graph])  # they have branches
+    return not any([has_branches(plan.graph, node) for node in plan.graph])
 
 
 def is_light(plan: Plan) -> bool:

@@ -23,6 +23,7 @@ FUNCTIONS = {
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "sigmoid"), (F, 1)),
     **dict.fromkeys(("exp", "exp_bounded", "exp2", "expm1", "erf", "tanh", "sin", "cos"), (F, 1)),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "log1p_bounded"), (F, 1)),
+    **dict.fromkeys((f"{name}_bounded" for name in ("sin", "cos", "log", "log2", "log10")), (F, 1)),
     **dict.fromkeys((f"{name}_near" for name in NEAR), (F, 1)),
     **dict.fromkeys(("exponent", "floor_log2", "ceil_log2", "bits"), (F, 1)),
     "float_of": ((Int32,), 1),

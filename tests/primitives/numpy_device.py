@@ -116,6 +116,11 @@ def exp(x):
     return (exact(np.exp2)(rest).astype(np.float64) * np.exp2(n.astype(np.float64))).astype(f)
 
 
+def _unless_rare(is_rare, usual, each, *operands):
+    """What `htile.compute.rare` does: each element by itself, as what is usual may not differ."""
+    return apply(np.where, is_rare, each(*operands), usual(*operands))
+
+
 def exact(function):
     """A function of float64, rounded to float32."""
     return lambda x: function(x.astype(np.float64)).astype(np.float32)
@@ -394,6 +399,8 @@ class Device:
             make_vector=lambda values, shape, dtype: Vector(
                 np.stack(np.broadcast_arrays(*(dtype(v).data for v in values)), -1), shape
             ),
+            extreme=lambda x, of_two: x,
+            unless_rare=_unless_rare,
             Vector=Vector,
             Numeric=Value,
             **{kind.__name__: kind for kind in SCALARS.values()},

@@ -24,7 +24,10 @@ PLACES = (0.0, 2.0**-126, 2.0**-24, 0.125, 0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0, 2.
           2.0**127.5, 3.4e38, 0.5 * np.log(2), 1.5 * np.log(2), 17.33, 18.0, 88.37,
           88.722839)  # fmt: skip
 SPECIAL = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2**-149, -(2**-149)])
-REFERENCE = {"sqrt": np.sqrt, "log": np.log, "log1p": np.log1p, "expm1": np.expm1}
+REFERENCE = {
+    "sqrt": np.sqrt, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
+    "expm1": np.expm1,
+}  # fmt: skip
 ANGLES = {"sin": np.sin, "cos": np.cos}
 
 
@@ -79,11 +82,24 @@ def usual_angles():
 def test_angles(name, usual_angles, monkeypatch):
     """No sine is larger than 1, and a multiple of pi has the sine of what it is off by."""
     Device().install(monkeypatch)
-    monkeypatch.setattr(angles, "_for_all", lambda x, usual, exact: usual(x))
     with np.errstate(all="ignore"):
         got = getattr(m, name)(Vector(usual_angles)).data
     check(name, usual_angles, got)
     assert np.nanmax(np.abs(got)) == 1.0
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "log", "log2", "log10"])
+def test_bounded_functions_give_the_same_bits(name, usual_angles, monkeypatch):
+    Device().install(monkeypatch)
+    x = np.concatenate([usual_angles, np.float32([np.inf, -np.inf])])
+    if "log" in name:
+        words = np.arange(1 << 23, 255 << 23, STEP, dtype=np.uint32)  # from 2 ** -126
+        x = np.concatenate([words.view(np.float32), np.float32([np.inf, np.nan])])
+    with np.errstate(all="ignore"):
+        full, short = (getattr(m, each)(Vector(x)).data for each in (name, f"{name}_bounded"))
+    is_nan = np.isnan(full)
+    assert np.array_equal(is_nan, np.isnan(short))
+    assert np.array_equal(full[~is_nan].view(np.int32), short[~is_nan].view(np.int32))
 
 
 @pytest.mark.parametrize("name", REFERENCE)

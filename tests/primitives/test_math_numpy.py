@@ -158,6 +158,25 @@ def test_numpy_division(on_numpy, name, reference):
     assert on_numpy("floordiv", np.float32([1.0]), np.float32([0.1]))[0] == 9
 
 
+def test_quotients_near_whole_numbers(on_numpy):
+    """Up to 2 ** 21, beside multiples of divisors of every size: exact, as in float64."""
+    random = np.random.default_rng(0)
+    count = 1 << 19
+    b = (random.uniform(1, 2, count) * np.exp2(random.integers(-149, 127, count))).astype("f")
+    b *= random.choice(np.float32([-1, 1]), count)
+    whole = np.floor(np.exp2(random.uniform(-3, 21, count)))
+    with np.errstate(all="ignore"):
+        a = (whole * b.astype(np.float64)).astype("f")
+        a = (a.view(np.int32) + random.integers(-2, 3, count, dtype=np.int32)).view("f")
+        known = np.isfinite(a) & (b != 0)
+        a, b = a[known] * random.choice(np.float32([-1, 1]), known.sum()), b[known]
+        rest = np.fmod(a, b)  # exact
+        expected = np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+        assert same(on_numpy("mod", a, b), expected).all()
+        quotient = np.floor_divide(a.astype(np.float64), b.astype(np.float64))
+        assert same(on_numpy("floordiv", a, b), quotient.astype("f")).all()
+
+
 def test_numpy_sign_and_round(on_numpy):
     for name, reference in (("sign", torch.sign), ("round", torch.round)):
         assert same(on_numpy(name, FLOATS), reference(torch.from_numpy(FLOATS)).numpy()).all()

@@ -40,8 +40,10 @@ ACCURACY = {
     "exp2": (torch.exp2, 3, 0.0),
     "expm1": (torch.expm1, 2, 0.0),
     "log": (torch.log, 2, 0.0),
-    "log2": (torch.log2, 3, 0.0),
-    "log10": (torch.log10, 3, 0.0),
+    "log2": (torch.log2, 2, 0.0),
+    "log10": (torch.log10, 2, 0.0),
+    **{f"{name}_bounded": (getattr(torch, name), 2, 0.0) for name in ("log", "log2", "log10")},
+    **{f"{name}_bounded": (getattr(torch, name), 3, 0.0) for name in ("sin", "cos")},
     "log1p": (torch.log1p, 2, 0.0),
     "log1p_bounded": (torch.log1p, 2, 0.0),
     "sin": (torch.sin, 3, 0.0),
@@ -103,6 +105,10 @@ def operands(name, dtype):
         a = -np.abs(a)
     if name == "log1p_bounded":
         a = np.where(np.abs(a) <= 1, np.abs(a), np.float32(0.5))
+    if name in ("sin_bounded", "cos_bounded"):
+        a = np.where(np.abs(a) <= 1e5, a, np.float32(0.5))
+    if name in ("log_bounded", "log2_bounded", "log10_bounded"):
+        a = np.where(a >= TINY, a, np.float32(0.5))
     if name == "exp_quotient":
         a, b = -np.abs(a), np.clip(np.abs(b), np.float32(1), np.float32(2.0**30))
     if name == "div_bounded":

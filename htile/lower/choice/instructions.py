@@ -25,9 +25,9 @@ LEAVES = frozenset({Op.INPUT, Op.CONST})
 # takes (18, 2) now: with that, slower plans are chosen for functions of one logarithm a row.
 OP_COSTS = {
     Op.SQRT: (4, 1), Op.RSQRT: (4, 1), Op.EXP: (8, 1), Op.EXP2: (4, 1), Op.EXPM1: (17, 0),
-    Op.LOG: (24, 0), Op.LOG2: (26, 0), Op.LOG10: (25, 0), Op.LOG1P: (18, 2), Op.SIN: (17, 0),
+    Op.LOG: (24, 0), Op.LOG2: (19, 2), Op.LOG10: (21, 2), Op.LOG1P: (18, 2), Op.SIN: (17, 0),
     Op.COS: (17, 0), Op.TANH: (15, 2), Op.SIGMOID: (10, 2), Op.ERF: (20, 1), Op.DIV: (10, 1),
-    Op.FLOORDIV: (116, 0), Op.MOD: (77, 0), Op.POW: (72, 2), Op.PHILOX: (40, 0), Op.WORD: (60, 0),
+    Op.FLOORDIV: (27, 1), Op.MOD: (19, 1), Op.POW: (72, 2), Op.PHILOX: (40, 0), Op.WORD: (60, 0),
     Op.UNIFORM: (3, 0), Op.EXPONENTIAL: (28, 0), Op.KEY: (6, 0), Op.GROUPED: (3, 0),
     Op.EXPONENT: (10, 0), Op.LDEXP: (20, 0), Op.FLOOR_LOG2: (12, 0), Op.CEIL_LOG2: (15, 0),
     Op.GATHER: (8, 0), Function.FOURS: (16, 0),
@@ -37,11 +37,15 @@ OP_COSTS = {
     (Op.EXPM1, Function.NEAR): (6, 1), (Op.LOG, Function.NEAR): (11, 1),
     (Op.LOG2, Function.NEAR): (11, 1), (Op.LOG10, Function.NEAR): (11, 1),
     (Op.LOG1P, Function.NEAR): (6, 1), (Op.LOG1P, Function.BOUNDED): (9, 0),
+    (Op.SIN, Function.BOUNDED): (16, 0), (Op.COS, Function.BOUNDED): (16, 0),
+    (Op.LOG, Function.BOUNDED): (21, 0), (Op.LOG2, Function.BOUNDED): (16, 2),
+    (Op.LOG10, Function.BOUNDED): (18, 2),
     (Op.SIGMOID, Function.NEAR): (4, 2), (Op.TANH, Function.NEAR): (9, 2),
     Function.INDEXED: (2, 0), (Op.DIV, Function.NEAR): (7, 1), (Op.POW, Function.NEAR): (13, 2),
 }  # fmt: skip
 # These are for a power of a positive number, and for one whose exponent all elements share.
 ONE_BASE, ONE_EXPONENT = (26, 0), (56, 2)
+BY_NUMBER = {Op.FLOORDIV: (9, 0), Op.MOD: (11, 0)}  # where the divisor is a constant
 # These are for a division by a value of the row, whose reciprocal is computed once.
 SHARED_DIVISOR_COSTS = {Function.EXACT: (3, 0), Function.NEAR: (2, 0)}
 # Instructions for an element; other parts take one. A scan takes more for each vector, and an
@@ -125,6 +129,8 @@ def _listed(graph: Graph, step: Compute) -> tuple[int, int]:
             return ONE_BASE
         if not exponent.value.spread:
             return ONE_EXPONENT
+    if op in BY_NUMBER and graph[step.inputs[1]].op is Op.CONST:
+        return BY_NUMBER[op]
     keys = (op, function), function, op
     return next((OP_COSTS[key] for key in keys if key in OP_COSTS), (1, 0))
 

@@ -131,10 +131,10 @@ EMIT: dict[Op, Expression] = {
         _call("div"), bounded="div_bounded", near="div_near", number="div_number",
         shared="div_shared", quotient="exp_quotient"),
     **{op: _by_function(_call(op.value), bounded=f"{op.value}_bounded", near=f"{op.value}_near")
-       for op in NEAR_OPS - {Op.DIV, Op.POW}},
+       for op in NEAR_OPS - {Op.DIV, Op.POW} | {Op.SIN, Op.COS}},
     Op.POW: _by_function(_call("pow"), near="pow_near", scalar="pow_scalar"),
     **{op: _call(op.value) for op in (
-        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.SIN, Op.COS, Op.ERF, Op.FLOOR, Op.CEIL,
+        Op.ABS, Op.SIGN, Op.SQRT, Op.RSQRT, Op.EXP2, Op.ERF, Op.FLOOR, Op.CEIL,
         Op.ROUND, Op.TRUNC, Op.FLOOR_LOG2, Op.CEIL_LOG2, Op.EXPONENT, Op.LDEXP, Op.FLOORDIV, Op.MOD,
         Op.BITS, Op.FLOAT_OF,
         Op.MAXIMUM, Op.MINIMUM, Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE,
