@@ -8,6 +8,9 @@ earlier form of the second one has, which drew other lengths:
     python -m benchmarks --suite regret --half fitting --each 2 --most 60 --json times.jsonl
     python -m benchmarks.general.measure more.jsonl
 
+Both files have times of `f67` from 2026-12-01, because `%` of floats takes another device function
+since. They were measured with the plans of the older records.
+
 The constants are not fitted to `times-h200-odd.jsonl.xz`, which `measure --odd` has written on
 2026-11-25, without plans that a defect slowed down. With both files 892 cells have a regret of
 1.046, and of 1.043 if the constants are fitted to both.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import cutlass.cute as cute
@@ -147,41 +148,56 @@ def _product(a, head, tail):
     return cute.math.fma(a, head, a * tail)
 
 
-@elementwise
-def floordiv(a, b):
+def floordiv(a: Operand, b: Operand) -> Vector | Numeric:
     """The quotient rounded down, as torch.floor_divide: exact, so 1.0 // 0.1 is 9.
 
     An integer divided by 0 gives any value. Floats take about 27 instructions, and 9 by a constant;
     many more if a thread has a quotient beyond 2 ** 20. Integers take 36, and 9 by a constant.
     """
-    if not a.dtype.is_float:
-        return _integer_floordiv(a, b)[0]
-
-    def usual(a, b):
-        quotient, whole, rest = _nearest_multiple(a, b)
-        whole = cute.where(_has_other_sign(rest, b), whole - 1.0, whole)
-        return cute.math.copysign(whole, quotient)  # of a = -0.0 it is 0.0 otherwise
-
-    return unless_rare(_any_is_rare(a, b), usual, _exact_floordiv, a, b)
+    (x, y), any_vector = lift(a, b)
+    if x.dtype.is_float:
+        result = _of_floats(_usual_floordiv, _exact_floordiv, x, b)
+    else:
+        result = _integer_floordiv(x, y)[0]
+    return result if any_vector else result[0]
 
 
-@elementwise
-def mod(a, b):
+def mod(a: Operand, b: Operand) -> Vector | Numeric:
     """The remainder with the divisor's sign, as torch.remainder: exact.
 
     An integer modulo 0 gives any value. (The DSL's `%` has the sign of a.) Floats take about 19
     instructions, and 11 by a constant; many more if a thread has a quotient beyond 2 ** 20.
     Integers take 34, and 9 by a constant.
     """
-    if not a.dtype.is_float:
-        return _integer_floordiv(a, b)[1]
+    (x, y), any_vector = lift(a, b)
+    if x.dtype.is_float:
+        result = _of_floats(_usual_mod, _exact_mod, x, b)
+    else:
+        result = _integer_floordiv(x, y)[1]
+    return result if any_vector else result[0]
 
-    def usual(a, b):
-        _, _, rest = _nearest_multiple(a, b)
-        zero = cute.math.copysign(cute.full_like(a, 0.0), a)
-        return cute.where(rest == 0.0, zero, _of_sign(rest, b))
 
-    return unless_rare(_any_is_rare(a, b), usual, _exact_mod, a, b)
+def _of_floats(usual: Callable, exact: Callable, a: Vector, b: Operand) -> Vector:
+    """The function `usual` of a and b, or `exact` if a thread has a rare element."""
+    any_rare = _any_is_rare(a, b)
+    if isinstance(b, Vector):
+        return unless_rare(any_rare, usual, exact, a, b)
+    both = (lambda x, function=each: function(*lift(x, b)[0]) for each in (usual, exact))
+    return unless_rare(any_rare, *both, a)
+
+
+def _usual_floordiv(a: Vector, b: Vector) -> Vector:
+    """The quotient of floats, rounded down, where it is not large."""
+    quotient, whole, rest = _nearest_multiple(a, b)
+    whole = cute.where(_has_other_sign(rest, b), whole - 1.0, whole)
+    return cute.math.copysign(whole, quotient)  # of a = -0.0 it is 0.0 otherwise
+
+
+def _usual_mod(a: Vector, b: Vector) -> Vector:
+    """The remainder of floats where the quotient is not large."""
+    _, _, rest = _nearest_multiple(a, b)
+    zero = cute.math.copysign(cute.full_like(a, 0.0), a)
+    return cute.where(rest == 0.0, zero, _of_sign(rest, b))
 
 
 def _nearest_multiple(a: Vector, b: Vector) -> tuple[Vector, Vector, Vector]:
@@ -196,15 +212,21 @@ def _nearest_multiple(a: Vector, b: Vector) -> tuple[Vector, Vector, Vector]:
     return quotient, whole, cute.math.fma(-whole, b, a)
 
 
-def _any_is_rare(a: Vector, b: Vector) -> Boolean:
+def _any_is_rare(a: Vector, b: Operand) -> Boolean:
     """Whether a thread has a large quotient, or a divisor without a reciprocal.
 
-    No extreme sees a NaN, whose rest is NaN in either way.
+    No extreme sees a NaN, whose rest is NaN in either way. A divisor that all elements share says
+    which dividends are large, so that no quotient has to be kept.
     """
-    divisor = cute.math.absf(b)
-    is_large = extreme(cute.math.absf(a * rcp(b)), cute.arch.fmax) > MOST_WHOLE
-    is_small = extreme(divisor, cute.arch.fmin) < TINY
-    return is_large | is_small | (extreme(divisor, cute.arch.fmax) > 2.0**126)
+    if isinstance(b, Vector):
+        size = cute.math.absf(b)
+        least, most = extreme(size, cute.arch.fmin), extreme(size, cute.arch.fmax)
+        is_large = extreme(cute.math.absf(a * rcp(b)), cute.arch.fmax) > MOST_WHOLE
+    else:
+        (divisor,), _ = lift(b)
+        least = most = cute.math.absf(divisor)[0]
+        is_large = extreme(cute.math.absf(a), cute.arch.fmax) > most * MOST_WHOLE
+    return is_large | (least < TINY) | (most > 2.0**100)  # a large dividend is finite then
 
 
 def _has_other_sign(rest: Vector, b: Vector) -> Vector:
