@@ -47,8 +47,11 @@ class _Ranges:
     def of(self, id: int) -> Range:
         """As `range_of`."""
         if id not in self.found:
-            found = self._range(self.graph[id])
-            self.found[id] = ANY if any(map(math.isnan, found)) else found
+            node = self.graph[id]
+            low, high = self._range(node)
+            least, most = _of_dtype(node.value.dtype)  # integers beyond them have wrapped
+            is_within = least <= low and high <= most  # NaN is not
+            self.found[id] = (low, high) if is_within else (least, most)
         return self.found[id]
 
     def _range(self, node: Node) -> Range:

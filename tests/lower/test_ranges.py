@@ -50,6 +50,12 @@ def test_a_dtype_has_a_range(dtype, most):
     assert max(-low, high) in (most, pytest.approx(torch.finfo(BF16).max))
 
 
+def test_integers_wrap():
+    """A product that leaves int64 may be any number of it."""
+    graph = traced(lambda x: torch.where(x > 0, (torch.arange(N) * 2**60), 0))
+    assert range_of(graph, graph[graph.outputs[0].id]) == (-(2**63), 2**63 - 1)
+
+
 def test_infinity_may_become_a_number():
     """The smaller of infinity in float16 and of a number is the number, however large it is."""
     assert last(lambda x: x.float().clamp(max=1e6), HALF)[1] == 1e6
