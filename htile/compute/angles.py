@@ -14,16 +14,15 @@ from collections.abc import Callable
 
 import cutlass.cute as cute
 
-from htile.compute.operands import SIGN, Vector, bits_of, elementwise, float_of
+from htile.compute.operands import ROUNDER, SIGN, Vector, bits_of, elementwise, float_of
 from htile.compute.products import polynomial
 from htile.compute.rare import extreme, unless_rare
 
 # The multiple of pi of a larger angle is not known exactly. The device library reduces such angles
 # in another way, in about 80 instructions.
 LARGEST = 105615.0
-# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one. The lowest
-# bit of the sum says whether that is odd, and of a sum with ODD_ROUNDER whether it is even.
-ROUNDER = 1.5 * 2.0**23
+# The lowest bit of a sum with ROUNDER says whether the whole number is odd, and of a sum with
+# ODD_ROUNDER whether it is even.
 ODD_ROUNDER = ROUNDER + 1
 # Three float32 whose sum is pi to 2 ** -70. Each is what is left of pi, rounded down: so that what
 # is subtracted from -0.0 is 0.0, and -0.0 remains.

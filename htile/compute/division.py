@@ -11,6 +11,7 @@ from cutlass import Boolean, Float32, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.operands import (
+    ROUNDER,
     Operand,
     Vector,
     bits_of,
@@ -28,8 +29,6 @@ EXPONENT = 0x7F800000  # the bits of a float32 that hold its exponent
 _HALF, _ONE, _LARGE, HUGE = 126 << 23, 127 << 23, 217 << 23, 253 << 23
 # What an approximate reciprocal, which is off by an ulp, is multiplied by to be below the true one.
 BELOW = 1 - 2.0**-21
-# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one.
-ROUNDER = 1.5 * 2.0**23
 MOST_WHOLE = 2.0**20  # a quotient up to here, which is off by 2 ulp, is rounded by less than 3/4
 
 
@@ -223,10 +222,10 @@ def _any_is_rare(a: Vector, b: Operand) -> Boolean:
         least, most = extreme(size, cute.arch.fmin), extreme(size, cute.arch.fmax)
         is_large = extreme(cute.math.absf(a * rcp(b)), cute.arch.fmax) > MOST_WHOLE
     else:
-        (divisor,), _ = lift(b)
+        (_, divisor), _ = lift(a, b)
         least = most = cute.math.absf(divisor)[0]
         is_large = extreme(cute.math.absf(a), cute.arch.fmax) > most * MOST_WHOLE
-    return is_large | (least < TINY) | (most > 2.0**100)  # a large dividend is finite then
+    return is_large | (least < TINY) | (most > 2.0**100)  # MOST_WHOLE times others is finite
 
 
 def _has_other_sign(rest: Vector, b: Vector) -> Vector:

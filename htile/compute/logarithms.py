@@ -11,7 +11,15 @@ import cutlass.cute as cute
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.division import TINY, rcp
-from htile.compute.operands import Vector, bits_of, elementwise, float_of, like, nearest_float
+from htile.compute.operands import (
+    ROUNDER,
+    Vector,
+    bits_of,
+    elementwise,
+    float_of,
+    like,
+    nearest_float,
+)
 from htile.compute.products import polynomial
 
 LN2 = math.log(2.0)
@@ -20,9 +28,6 @@ LOG10_2 = math.log10(2.0)
 # The float32 below it: it and what it lacks have one sign, as their products with infinity then do.
 LOG10_2_BELOW = float.fromhex("0x1.344134p-2")
 LOG10_E = math.log10(math.e)
-# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one, which the
-# low bits of the sum have.
-ROUNDER = 1.5 * 2.0**23
 FOUR = 129 << 23  # the bits of 4.0
 UP = 32  # the exponent of the power of two that makes all subnormal numbers normal
 # With s = f / (2 + f), log(1 + f) is 2 s + s z p(z), where z is s * s. Of the polynomials p of

@@ -18,6 +18,9 @@ from cutlass._mlir.dialects import vector as mlir_vector
 
 Vector = cute.TensorSSA
 SIGN = -(1 << 31)  # the bit of a float32's sign
+# A number up to 2 ** 22 in magnitude that is added to ROUNDER is rounded to a whole one, which the
+# low bits of the sum have.
+ROUNDER = 1.5 * 2.0**23
 Operand = Vector | Numeric | bool | int | float
 
 

@@ -13,8 +13,9 @@ from cutlass import Boolean, Numeric
 from cutlass._mlir.dialects import llvm
 
 from htile.compute.division import TINY, div, rcp
-from htile.compute.logarithms import LOG2_E, ROUNDER, log2_of_two
+from htile.compute.logarithms import LOG2_E, log2_of_two
 from htile.compute.operands import (
+    ROUNDER,
     SIGN,
     Operand,
     Vector,

@@ -98,9 +98,9 @@ class _Ranges:
         if node.op is Op.MUL:
             products = [x * y for x in (lo, hi) for y in (low, high)]
             return (0 if a.id == b.id else min(products)), max(products)
-        if node.op is Op.DIV and low == high != 0:
+        if node.op is Op.DIV and b.op is Op.CONST and low == high != 0:
             return min(lo / low, hi / low), max(lo / low, hi / low)
-        if node.op is Op.MOD and low == high > 0:
+        if node.op is Op.MOD and b.op is Op.CONST and low == high > 0:
             return 0, low
         if node.op in (Op.MAXIMUM, Op.MINIMUM):
             # The other operand alone bounds the result where one may be infinite.

@@ -177,6 +177,20 @@ def test_quotients_near_whole_numbers(on_numpy):
         assert same(on_numpy("floordiv", a, b), quotient.astype("f")).all()
 
 
+@pytest.mark.parametrize("b", [3.0, -0.25, 1e-3, 7e9, 1e-40, 2.0**-126, 2.0**100, 3e38, math.inf])
+def test_a_shared_divisor(on_numpy, b):
+    """It gives what the same divisor of each element does, which the tests above check."""
+    words = np.arange(0, 1 << 32, 40009, dtype=np.uint64).astype(np.uint32)
+    b = np.float32(b)
+    with np.errstate(all="ignore"):
+        beside = (np.arange(-2000, 2000, dtype=np.float32) * b).view(np.int32)
+        beside = np.concatenate([beside + k for k in (-1, 0, 1)]).view(np.float32)
+        a = np.concatenate([words.view(np.float32), FLOATS, beside])
+        for function in (m.mod, m.floordiv):
+            got = function(Vector(a), float(b)).data
+            assert same(got, function(Vector(a), Vector(np.full_like(a, b))).data).all(), function
+
+
 def test_numpy_sign_and_round(on_numpy):
     for name, reference in (("sign", torch.sign), ("round", torch.round)):
         assert same(on_numpy(name, FLOATS), reference(torch.from_numpy(FLOATS)).numpy()).all()
