@@ -26,6 +26,7 @@ from ..frontend.ops import Op
 from .patterns import subtracted
 
 LEAST = -104.0  # the exponent of an exponential that is not 0 in float32
+MOST_POWERS = 16  # the exponentials of a term, each of which a sum is multiplied by as it moves
 
 
 class Following(NamedTuple):
@@ -98,6 +99,7 @@ class _Terms:
     def __init__(self, graph: Graph, maxima: Sequence[int], first: Sequence[int]):
         self.graph, self.maxima = graph, set(maxima)
         self.references: dict[int, set[int]] = {}
+        self._found: dict[int, _Term | None] = {}  # each node's, because many may read it
         self.later: set[int] = set(first)
         for node in graph:
             if not self.later.isdisjoint(node.inputs):
@@ -112,6 +114,11 @@ class _Terms:
         return term if term is not None and term.powers and term.cut <= {*term.powers} else None
 
     def _of(self, node: Node) -> _Term | None:
+        if node.id not in self._found:
+            self._found[node.id] = self._read(node)
+        return self._found[node.id]
+
+    def _read(self, node: Node) -> _Term | None:
         operands = self.graph.operands(node)
         if node.op is Op.CONST:
             return _Term(factor=float(node.arg), is_plain=True)
@@ -149,6 +156,8 @@ class _Terms:
         if one is None or other is None:
             return None
         powers, cut = tuple(sorted(one.powers + other.powers)), one.cut | other.cut
+        if len(powers) > MOST_POWERS:
+            return None
         for weight, rest in ((one, other), (other, one)):
             if weight.is_plain and not (weight.powers and rest.powers and rest.slopes):
                 return _scaled(rest, weight.factor)._replace(powers=powers, cut=cut)

@@ -218,3 +218,29 @@ def test_further_stages_have_places_of_their_own(plan):
     expected = by_torch(of_what_follows, *(x.double() for x in rows))
     for one, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_terms_that_share_operands_are_read_once():
+    """Forty doublings of a value that waits for a maximum: without a record, 2 ** 40 readings."""
+
+    def doubled(x):
+        y = x / x.abs().max()
+        for _ in range(40):
+            y = y * y - y
+        return y.sum()
+
+    x = torch.empty(4, 64, device="meta")
+    assert htile.rowwise(doubled).inspect(x, arch="sm_90a").plan.stages >= 2
+
+
+def test_many_exponentials_of_one_term_do_not_follow():
+    """A sum of so high a power takes an exchange of its own."""
+
+    def power(x):
+        e = torch.exp(x - x.max())
+        for _ in range(30):
+            e = e * e
+        return e.sum()
+
+    x = torch.empty(4, 64, device="meta")
+    assert htile.rowwise(power).inspect(x, arch="sm_90a").plan.stages == 2
