@@ -148,7 +148,7 @@ def _product(a, head, tail):
 
 
 def floordiv(a: Operand, b: Operand) -> Vector | Numeric:
-    """The quotient rounded down, as torch.floor_divide: exact, so 1.0 // 0.1 is 9.
+    """The quotient rounded down, as torch.floor_divide: 1.0 // 0.1 is 9. It is exact up to 2 ** 20.
 
     An integer divided by 0 gives any value. Floats take about 27 instructions, and 9 by a constant;
     many more if a thread has a quotient beyond 2 ** 20. Integers take 36, and 9 by a constant.
@@ -162,7 +162,7 @@ def floordiv(a: Operand, b: Operand) -> Vector | Numeric:
 
 
 def mod(a: Operand, b: Operand) -> Vector | Numeric:
-    """The remainder with the divisor's sign, as torch.remainder: exact.
+    """The remainder with the divisor's sign, as torch.remainder.
 
     An integer modulo 0 gives any value. (The DSL's `%` has the sign of a.) Floats take about 19
     instructions, and 11 by a constant; many more if a thread has a quotient beyond 2 ** 20.
@@ -234,7 +234,7 @@ def _has_other_sign(rest: Vector, b: Vector) -> Vector:
 
 
 def _of_sign(rest: Vector, b: Vector) -> Vector:
-    """The rest of a division with the divisor's sign. The sum is exact, as the rest is."""
+    """The rest of a division with the divisor's sign."""
     return cute.where(_has_other_sign(rest, b), rest + b, rest)
 
 

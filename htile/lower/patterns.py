@@ -43,8 +43,8 @@ class Function(Enum):
 
 PRODUCTS = {4.0: 2, 5.0: 3, 6.0: 3, 7.0: 4}  # of a power with such an exponent
 MOST_EXPONENT = 64  # of a power, in magnitude, up to which the short function is near enough
-# The largest angle, and the least number, of which a function takes the shorter of its two ways:
-# a little less than `htile.compute.angles` says, and than the least number with all its digits.
+# Where a function takes the shorter of its two ways. Angles are less than `htile.compute.angles`
+# says, and numbers are twice the least that has all its digits, or more.
 ANGLES, NORMAL = (-1e5, 1e5), (2.0**-125, inf)
 ENDS = {
     Op.SIN: ANGLES, Op.COS: ANGLES, Op.LOG: NORMAL, Op.LOG2: NORMAL, Op.LOG10: NORMAL,

@@ -7,6 +7,7 @@ kernel does without that way, and gives the same bits.
 from __future__ import annotations
 
 import math
+import struct
 from math import inf
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from ..frontend.graph import Graph, Node
 from ..frontend.ops import Op
 
-Range = tuple[float, float]
+Range = tuple[float, float]  # of integers it has ints, which are exact
 
 ANY: Range = (-inf, inf)
 OF_OP: dict[Op, Range] = {
@@ -24,8 +25,13 @@ OF_OP: dict[Op, Range] = {
 }  # fmt: skip
 # What takes an element of its first operand, or 0 or NaN if there is none.
 TAKES = frozenset({Op.TAKE, Op.GATHER, Op.LOOKUP})
-WITH_INFINITY = frozenset({torch.float32, torch.bfloat16, torch.float16})  # others saturate
-ROUNDED = 1 + 2.0**-7  # what a number grows by at most where it is rounded to 16 bits
+# How much further from the exact result a rounded one may be: a share of it, and beside that so
+# much. For float32 the share is larger than that of one rounding, because quotients may be short.
+ROUNDING = {
+    torch.float32: (2.0**-20, 2.0**-148),
+    torch.bfloat16: (2.0**-7, 2.0**-132),
+    torch.float16: (2.0**-10, 2.0**-24),
+}
 
 
 def range_of(graph: Graph, node: Node) -> Range:
@@ -34,82 +40,107 @@ def range_of(graph: Graph, node: Node) -> Range:
     The rules hold for operands that are infinite, too: the larger of x and 2 may be 2, although x
     is never below 3 where it is finite.
     """
-    return _Ranges(graph).of(node.id)
+    found: dict[int, Range] = {}
+    todo = [node.id]
+    while todo:  # not by recursion: graphs are deep
+        each = graph[todo[-1]]
+        if missing := [id for id in each.inputs if id not in found]:
+            todo += missing
+        else:
+            found[todo.pop()] = _within_dtype(each, _range(graph, each, found))
+    return found[node.id]
 
 
-class _Ranges:
-    """The ranges of a graph's nodes, each of which is found once."""
+def _within_dtype(node: Node, found: Range) -> Range:
+    """The range, or that of the dtype if it is larger: integers beyond it have wrapped."""
+    (low, high), (least, most) = found, _of_dtype(node.value.dtype)
+    return found if least <= low and high <= most else (least, most)  # NaN is not within
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
-        self.found: dict[int, Range] = {}
 
-    def of(self, id: int) -> Range:
-        """As `range_of`."""
-        if id not in self.found:
-            node = self.graph[id]
-            low, high = self._range(node)
-            least, most = _of_dtype(node.value.dtype)  # integers beyond them have wrapped
-            is_within = least <= low and high <= most  # NaN is not
-            self.found[id] = (low, high) if is_within else (least, most)
-        return self.found[id]
-
-    def _range(self, node: Node) -> Range:
-        op = node.op
-        if op in OF_OP:
-            return OF_OP[op]
-        if op is Op.CONST:
-            return (float(node.arg),) * 2 if math.isfinite(node.arg) else ANY
-        if op is Op.INDEX:
-            return 0, node.arg - 1
-        if op is Op.INPUT:
-            source = next(i for i in self.graph.inputs if i.id == node.id)
-            return _of_dtype(source.dtype) if source.formula is None else ANY
-        if op in TAKES:
-            return _hull((0, 0), self.of(node.inputs[0]))
-        if op is Op.RESHAPE:
-            return self.of(node.inputs[0])
-        if op in (Op.CONVERT, Op.CAST):
-            return self._converted(node)
-        if op is Op.WHERE:
-            return _hull(*map(self.of, node.inputs[1:]))
-        if op in (Op.NEG, Op.ABS):
-            low, high = self.of(node.inputs[0])
-            return (-high, -low) if op is Op.NEG else (max(low, -high, 0), max(-low, high))
-        return self._of_two(node) if len(node.inputs) == 2 else ANY
-
-    def _converted(self, node: Node) -> Range:
-        """What numbers become in another dtype; those that it cannot hold, in another way."""
-        low, high = self.of(node.inputs[0])
-        if node.arg in WITH_INFINITY:
-            return (low, high) if node.arg is torch.float32 else (low * ROUNDED, high * ROUNDED)
-        least, most = _of_dtype(node.arg)
-        was_float = self.graph[node.inputs[0]].value.dtype.is_floating_point
-        return (least, most) if was_float or low < least or high > most else (low, high)
-
-    def _of_two(self, node: Node) -> Range:
-        """The range of an operation with two operands."""
-        (lo, hi), (low, high) = map(self.of, node.inputs)
-        a, b = self.graph.operands(node)
-        if node.op is Op.ADD:
-            return lo + low, hi + high
-        if node.op is Op.SUB:
-            return lo - high, hi - low
-        if node.op is Op.MUL:
-            products = [x * y for x in (lo, hi) for y in (low, high)]
-            return (0 if a.id == b.id else min(products)), max(products)
-        if node.op is Op.DIV and b.op is Op.CONST and low == high != 0:
-            return min(lo / low, hi / low), max(lo / low, hi / low)
-        if node.op is Op.MOD and b.op is Op.CONST and low == high > 0:
-            return 0, low
-        if node.op in (Op.MAXIMUM, Op.MINIMUM):
-            # The other operand alone bounds the result where one may be infinite.
-            number = low if b.op is Op.CONST else lo if a.op is Op.CONST else None
-            least, most = _hull((lo, hi), (low, high))
-            if number is not None and math.isfinite(number):
-                return (number, most) if node.op is Op.MAXIMUM else (least, number)
-            return least, most
+def _range(graph: Graph, node: Node, found: dict[int, Range]) -> Range:
+    op, operands = node.op, [found[id] for id in node.inputs]
+    if op in OF_OP:
+        return OF_OP[op]
+    if op is Op.CONST:
+        return _of_number(node)
+    if op is Op.INDEX:
+        return 0, node.arg - 1
+    if op is Op.INPUT:
+        source = next(i for i in graph.inputs if i.id == node.id)
+        return _of_dtype(source.dtype) if source.formula is None else ANY
+    if op in TAKES:
+        return _hull((0, 0), operands[0])
+    if op is Op.RESHAPE:
+        return operands[0]
+    if op in (Op.CONVERT, Op.CAST):
+        return _converted(graph, node, operands[0])
+    if op is Op.WHERE:
+        return _hull(*operands[1:])
+    if op in (Op.NEG, Op.ABS):
+        low, high = operands[0]
+        return (-high, -low) if op is Op.NEG else (max(low, -high, 0), max(-low, high))
+    if len(operands) != 2:
         return ANY
+    result = _of_two(node, *graph.operands(node), *operands)
+    is_rounded = node.value.dtype.is_floating_point and op not in (Op.MAXIMUM, Op.MINIMUM, Op.MOD)
+    return _rounded(result, torch.float32) if is_rounded else result
+
+
+def _of_number(node: Node) -> Range:
+    if not math.isfinite(node.arg):
+        return ANY
+    if not node.value.dtype.is_floating_point:
+        return int(node.arg), int(node.arg)
+    try:
+        number = struct.unpack("f", struct.pack("f", node.arg))[0]
+    except OverflowError:  # it is infinite in float32
+        return ANY
+    return number, number
+
+
+def _converted(graph: Graph, node: Node, operand: Range) -> Range:
+    """What numbers become in another dtype; those that it cannot hold, in another way."""
+    if node.arg in ROUNDING:
+        of_bool_or_float = graph[node.inputs[0]].value.dtype in (torch.bool, torch.float32)
+        is_exact = node.arg is torch.float32 and of_bool_or_float
+        return operand if is_exact else _rounded(operand, node.arg)
+    was_float = graph[node.inputs[0]].value.dtype.is_floating_point
+    (low, high), (least, most) = operand, _of_dtype(node.arg)
+    is_kept = least <= low and high <= most and not (was_float or node.arg.is_floating_point)
+    return operand if is_kept else (least, most)
+
+
+def _of_two(node: Node, a: Node, b: Node, first: Range, second: Range) -> Range:
+    """The range of an operation with two operands, before it is rounded."""
+    (lo, hi), (low, high) = first, second
+    if node.op is Op.ADD:
+        return lo + low, hi + high
+    if node.op is Op.SUB:
+        return lo - high, hi - low
+    if node.op is Op.MUL:
+        products = [x * y for x in (lo, hi) for y in (low, high)]
+        if any(map(math.isnan, products)):
+            return ANY
+        return (0 if a.id == b.id else min(products)), max(products)
+    if node.op is Op.DIV and b.op is Op.CONST and low == high != 0:
+        return min(lo / low, hi / low), max(lo / low, hi / low)
+    if node.op is Op.MOD and b.op is Op.CONST and low == high > 0:
+        return 0, low
+    if node.op in (Op.MAXIMUM, Op.MINIMUM):
+        # The other operand alone bounds the result where one may be infinite.
+        number = low if b.op is Op.CONST else lo if a.op is Op.CONST else None
+        least, most = _hull(first, second)
+        if number is not None and math.isfinite(number):
+            return (number, most) if node.op is Op.MAXIMUM else (least, number)
+        return least, most
+    return ANY
+
+
+def _rounded(found: Range, dtype: torch.dtype) -> Range:
+    """The range of numbers of a range that are rounded to a dtype."""
+    share, more = ROUNDING[dtype]
+    low, high = found
+    return low - abs(low) * share - more, high + abs(high) * share + more
 
 
 def _of_dtype(dtype: torch.dtype) -> Range:

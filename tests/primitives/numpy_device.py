@@ -117,8 +117,14 @@ def exp(x):
 
 
 def _unless_rare(is_rare, usual, each, *operands):
-    """What `htile.compute.rare` does: each element by itself, as what is usual may not differ."""
-    return apply(np.where, is_rare, each(*operands), usual(*operands))
+    """What `htile.compute.rare` does. It gives the bits of `usual` where no element is rare."""
+    one, other = each(*operands), usual(*operands)
+    found = apply(np.where, is_rare, one, other)
+    for function in (lambda x: x, np.signbit):
+        both = [np.broadcast_to(function(x.data), found.data.shape) for x in (found, one)]
+        known = ~np.isnan(found.data)
+        assert np.array_equal(both[0][known], both[1][known])
+    return found
 
 
 def exact(function):
