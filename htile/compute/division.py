@@ -153,12 +153,7 @@ def floordiv(a: Operand, b: Operand) -> Vector | Numeric:
     An integer divided by 0 gives any value. Floats take about 27 instructions, and 9 by a constant;
     many more if a thread has a quotient beyond 2 ** 20. Integers take 36, and 9 by a constant.
     """
-    (x, y), any_vector = lift(a, b)
-    if x.dtype.is_float:
-        result = _of_floats(_usual_floordiv, _exact_floordiv, x, b)
-    else:
-        result = _integer_floordiv(x, y)[0]
-    return result if any_vector else result[0]
+    return _divided(a, b, _usual_floordiv, _exact_floordiv, 0)
 
 
 def mod(a: Operand, b: Operand) -> Vector | Numeric:
@@ -168,21 +163,25 @@ def mod(a: Operand, b: Operand) -> Vector | Numeric:
     instructions, and 11 by a constant; many more if a thread has a quotient beyond 2 ** 20.
     Integers take 34, and 9 by a constant.
     """
+    return _divided(a, b, _usual_mod, _exact_mod, 1)
+
+
+def _divided(
+    a: Operand, b: Operand, usual: Callable, exact: Callable, which: int
+) -> Vector | Numeric:
+    """The function `usual` of floats, or `exact` if a thread has a rare element.
+
+    which: of integers, which of the results of `_integer_floordiv` it is.
+    """
     (x, y), any_vector = lift(a, b)
-    if x.dtype.is_float:
-        result = _of_floats(_usual_mod, _exact_mod, x, b)
-    else:
-        result = _integer_floordiv(x, y)[1]
+    if not x.dtype.is_float:
+        result = _integer_floordiv(x, y)[which]
+    elif isinstance(b, Vector):
+        result = unless_rare(_any_is_rare(x, b), usual, exact, x, b)
+    else:  # the loop over rare elements keeps the dividends alone
+        both = (lambda x, function=each: function(*lift(x, b)[0]) for each in (usual, exact))
+        result = unless_rare(_any_is_rare(x, b), *both, x)
     return result if any_vector else result[0]
-
-
-def _of_floats(usual: Callable, exact: Callable, a: Vector, b: Operand) -> Vector:
-    """The function `usual` of a and b, or `exact` if a thread has a rare element."""
-    any_rare = _any_is_rare(a, b)
-    if isinstance(b, Vector):
-        return unless_rare(any_rare, usual, exact, a, b)
-    both = (lambda x, function=each: function(*lift(x, b)[0]) for each in (usual, exact))
-    return unless_rare(any_rare, *both, a)
 
 
 def _usual_floordiv(a: Vector, b: Vector) -> Vector:
