@@ -150,7 +150,7 @@ def _product(a, head, tail):
 def floordiv(a: Operand, b: Operand) -> Vector | Numeric:
     """The quotient rounded down, as torch.floor_divide: 1.0 // 0.1 is 9. It is exact up to 2 ** 20.
 
-    An integer divided by 0 gives any value. Floats take about 27 instructions, and 9 by a constant;
+    An integer divided by 0 gives any value. Floats take about 25 instructions, and 9 by a constant;
     many more if a thread has a quotient beyond 2 ** 20. Integers take 36, and 9 by a constant.
     """
     return _divided(a, b, _usual_floordiv, _exact_floordiv, 0)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Float32, Int32
 
-from htile.compute.operands import Vector
+from htile.compute.operands import Vector, make_vector, select
 
 
 @cute.jit
@@ -32,20 +32,27 @@ def unless_rare(
 
 @cute.jit
 def _one_by_one(each: cutlass.Constexpr, operands: tuple[Vector, ...]) -> Vector:
-    shape = operands[0].shape
-    count = cute.size(shape)
-    numbers = [_stored(x, count) for x in operands]
+    count = cute.size(operands[0].shape)
+    flat = [x.reshape((count,)) for x in operands]  # A vector keeps what indexing it makes here.
+    numbers, result = [[x[k] for k in range(count)] for x in flat], flat[0]
     for i in cutlass.range(count, unroll=1):
-        elements = [cute.full((1,), x[i], Float32) for x in numbers]
-        numbers[0][i] = each(*elements)[0]
-    return numbers[0].load().reshape(shape)
+        elements = [cute.full((1,), _element(x, i), Float32) for x in numbers]
+        result = _with_element(result, i, each(*elements)[0])
+    return result.reshape(operands[0].shape)
 
 
-def _stored(x: Vector, count: int) -> cute.Tensor:
-    """The elements in memory of the thread, of which a loop takes one after the other."""
-    stored = cute.make_rmem_tensor(count, Float32)
-    stored.store(x.reshape((count,)))
-    return stored
+def _element(numbers: list[Float32], i: Int32) -> Float32:
+    """The number at this place, by selects: an array that has an index is in local memory."""
+    found = numbers[0]
+    for k, number in enumerate(numbers):
+        found = select(i == k, number, found)
+    return found
+
+
+def _with_element(x: Vector, i: Int32, value: Float32) -> Vector:
+    """The vector with another element at this place."""
+    values = [select(i == k, value, x[k]) for k in range(cute.size(x.shape))]
+    return make_vector(values, x.shape, Float32)
 
 
 def extreme(x: Vector, of_two: Callable) -> Float32:

@@ -275,7 +275,8 @@ class Warp:
 
     def _div(self, active, opcode, operands):
         a, b = (self._value(text, opcode[1]) for text in operands[1:])
-        self._set(active, operands[0], np.fix(a / b).astype(a.dtype))  # exact for 32 bits
+        quotient = a / b if opcode[-1] == "f32" else np.fix(a / b)  # exact for 32 bits
+        self._set(active, operands[0], quotient.astype(a.dtype))
 
     def _rem(self, active, opcode, operands):
         a, b = (self._value(text, opcode[1]) for text in operands[1:])

@@ -114,6 +114,22 @@ def test_emitted(name):
     check(name, x.numpy()[0], out.numpy()[0])
 
 
+@pytest.mark.parametrize("function", [torch.remainder, torch.floor_divide])
+def test_neighbours_of_large_quotients(function):
+    """Every third quotient is beyond 2 ** 20, so all elements go the longer way."""
+    random = np.random.default_rng(0)
+    a, b = random.uniform(-1e4, 1e4, 512).astype("f"), random.uniform(0.5, 2, 512).astype("f")
+    a[::3] *= np.float32(2.0**20)
+    rows = [torch.from_numpy(x).view(1, 512) for x in (a, b)]
+    kernel = htile.rowwise(lambda x, y: function(x, y)).inspect(*rows, arch="sm_90a")
+    out = torch.empty_like(rows[0])
+    launch(kernel.ptx, (-(-1 // kernel.plan.rows_per_block), 1), [*rows, out], is_emitted=True)
+    exact = function(*(x.double() for x in rows)).numpy()[0].astype("f")
+    is_usual = np.abs(a / b) < 2.0**20
+    assert 300 < is_usual.sum() < 400
+    assert np.array_equal(out.numpy()[0][is_usual], exact[is_usual])
+
+
 def test_tiny_numbers_are_kept():
     """log(1 + x) and e ** x - 1 of tiny numbers are x, of subnormal ones too."""
     x = beside((2.0**-130, 2.0**-126, 1e-30), 60)

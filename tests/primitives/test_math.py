@@ -36,10 +36,7 @@ def test_every_mix_and_count_compiles(name):
         calls = mixes(function, arity, CONSTANT[dtype])
         out_dtypes = [result_dtype(name, dtype)] * len(calls)
         text = build(calls, [dtype] * arity, out_dtypes, count).__ptx__
-        has_rare = name in ("sin", "cos") or (  # a loop over several elements of a thread
-            name in ("floordiv", "mod") and dtype is Float32 and count > 1
-        )
-        assert (".local" in text) == has_rare, (dtype, count)
+        assert (".local" in text) == (name in ("sin", "cos")), (dtype, count)
 
 
 @pytest.mark.parametrize("dtype", [Float32, Int32, Int64, Boolean])
