@@ -34,8 +34,10 @@ def unless_rare(
 def _one_by_one(each: cutlass.Constexpr, operands: tuple[Vector, ...]) -> Vector:
     count = cute.size(operands[0].shape)
     flat = [x.reshape((count,)) for x in operands]  # A vector keeps what indexing it makes here.
-    numbers, result = [[x[k] for k in range(count)] for x in flat], flat[0]
+    # Results take the places of the first operand, so that both need no more registers than one.
+    result, others = flat[0], [[x[k] for k in range(count)] for x in flat[1:]]
     for i in cutlass.range(count, unroll=1):
+        numbers = [[result[k] for k in range(count)], *others]
         elements = [cute.full((1,), _element(x, i), Float32) for x in numbers]
         result = _with_element(result, i, each(*elements)[0])
     return result.reshape(operands[0].shape)
