@@ -433,6 +433,8 @@ class _Walk:
             self._refuse(f"{what}a tensor; a kernel fixes what it captures: pass it as an argument")
         cls = type(value)
         remedy = next(r for t, r in _REMEDIES if isinstance(value, t))
+        if isinstance(value, torch.nn.Module):
+            remedy += _function_of(cls)
         if any(map(_is_frozen_dataclass, cls.__mro__)):
             remedy = f"decorate {cls.__name__} with @dataclass(frozen=True) too"
         remedy = remedy if name else remedy.replace("capture ", "pass ")
@@ -445,6 +447,13 @@ class _Walk:
         if self._reader is None:
             raise TraceError(f"it {message}")
         raise TraceError(f"{self._reader.__name__} {message}", line_of(self._reader))
+
+
+def _function_of(module: type) -> str:
+    """How the function of torch that computes what a module does is called; "" without one."""
+    names = {name.replace("_", ""): name for name in vars(torch.nn.functional)}
+    name = names.get(module.__name__.lower())
+    return f", and call F.{name}" if name and module.__module__.startswith("torch.nn.") else ""
 
 
 def _is_frozen_dataclass(cls: type) -> bool:

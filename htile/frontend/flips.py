@@ -13,14 +13,14 @@ from math import prod
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from .factories import index
 from .functions import implements
 from .joins import cat
 from .ops import ELEMENTWISE, MOVEMENTS, REDUCTIONS, SCANS, TURNED, Op, Value
 from .parts import MOST_PARTS, part
 from .places import gathered
-from .shapes import _listed, axes_of
+from .shapes import _listed, axes_of, axis_of, transpose
 from .tensor import Deferred, Tensor, copy, fail, node
 
 OF_ANY_ORDER = REDUCTIONS | {Op.KTHVALUE}
@@ -153,3 +153,30 @@ def flip(input, dims, *more):
         elif x.ndim and x._sizes[axis] > 1:
             x = Turned(x, axis)
     return copy(x)
+
+
+@implements("flipud")
+def flipud(input):
+    """The rows of a matrix, or the elements of a row, in the opposite order."""
+    if not input.ndim:
+        fail(ShapeError, "flipud of a value of shape (): it has one element")
+    return flip(input, 0)
+
+
+@implements("fliplr")
+def fliplr(input):
+    """The columns of a matrix in the opposite order."""
+    if input.ndim < 2:
+        fail(ShapeError, f"fliplr of a value of shape {tuple(input._sizes)}: write x.flip(-1)")
+    return flip(input, 1)
+
+
+@implements("rot90")
+def rot90(input, k=1, dims=(0, 1)):
+    """A small matrix turned by 90 degrees k times, from the first of two axes to the second."""
+    first, second = (axis_of(input, axis) for axis in dims)
+    if first == second:
+        fail(ShapeError, f"rot90 in the axes {tuple(dims)}: they are two of them")
+    turned = {1: (second,), 2: (first, second), 3: (first,)}.get(k % 4, ())
+    x = flip(input, turned)
+    return transpose(x, first, second) if k % 2 else x

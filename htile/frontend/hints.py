@@ -39,10 +39,19 @@ TRUTH = (
     "`not`, `in` and the built-in max and min cannot read it: write torch.where(condition, a, b), "
     "`&` `|` `~`, torch.maximum or torch.minimum, or make it a static argument (htile.Static)"
 )
+ASSERTED = (
+    "the truth of a symbolic value is not known while tracing, so `assert` cannot read it: leave "
+    "it out, or check the arguments before the call"
+)
 VALUE = "a symbolic value has no Python number while tracing"
 NUMBER = (
     f"{VALUE}: write the torch spelling (torch.exp(x) "
     "for math.exp(x), x.to(dtype) for float(x) and int(x)), or make it a static argument "
+    "(htile.Static)"
+)
+STEPS = (
+    f"{VALUE}, so range() cannot count to it: loop to the largest number that any row has, and "
+    "keep what rows have already, x = torch.where(k < n, step(x), x), or make it a static argument "
     "(htile.Static)"
 )
 ITERATION = (
@@ -62,8 +71,8 @@ STALE = (
 )
 _INDEX = (
     "x[y] is the element at one index a row; another one is put there by "
-    "torch.where(torch.arange(x.shape[-1]) == y, value, x), and several by "
-    "x.scatter(-1, indices, values)"
+    "torch.where(torch.arange(x.shape[-1]) == y, value, x), several by "
+    "x.scatter(-1, indices, values), and x.scatter_add(-1, indices, values) adds to them"
 )
 _WINDOWS = (
     "windows of k neighbours are x[0:m], x[1:m + 1], ..., each with m = n - k + 1 elements; groups "
@@ -85,14 +94,13 @@ HINTS = {
     name: hint
     for names, hint in {
         "mode unique": _RANKS,
-        "addbmm tensordot": _PRODUCT,
+        "addbmm": _PRODUCT,
         "addr": "write input + a[:, None] * b",
-        "fliplr flipud": "write x.flip(dim)",
         "conv_transpose1d": _WINDOWS,
         "max_pool1d_with_indices": "for return_indices=True write x.view(-1, k).max(-1), which has "
         "values and indices of groups that do not overlap",
         "adaptive_max_pool1d_with_indices": "for return_indices=True write x.view(k, -1).max(-1)",
-        "dstack block_diag": _PARTS,
+        "dstack": _PARTS,
         "index_put": _INDEX,
         "select_scatter slice_scatter": "write y = x.clone(), and then y[index] = value",
         "diagonal_scatter": "write torch.where(torch.eye(n, dtype=torch.bool), values, x)",
@@ -109,6 +117,10 @@ HINTS = {
         "torch.distributions.Distribution.set_default_validate_args(False) once, or give each "
         "distribution validate_args=False",
         "renorm": "write x * (maxnorm / x.norm()).clamp(max=1.0)",
+        "avg_pool2d max_pool2d adaptive_avg_pool2d adaptive_max_pool2d": "of groups of a small "
+        "image that do not overlap write x.view(h // k, k, w // k, k).mean((1, 3)), or .amax",
+        "unfold fold conv2d conv3d conv_transpose2d conv_transpose3d": "the patches of an image "
+        "are not of one row: call it outside the function",
         "meshgrid": "write x[:, None] and y[None, :], which broadcast",
         "item": "a number of the row is used as it is: write x.max() for x.max().item()",
         "tolist": "the numbers of a short row are a, b, c = x.unbind(), and are used as they are",

@@ -4,8 +4,9 @@ Of what is computed elementwise from arguments only the element is computed, and
 argument is loaded. Of anything else the element is the largest of a row that holds it at its place
 and -inf elsewhere, so it keeps its bits, and what other places hold does not show.
 
-A few indices are taken one by one. More than 64 are a row of indices: they choose a row of elements
-(`places.gathered`), which only works for what is computed elementwise from arguments.
+A few indices are taken one by one. More than 64, and those that a whole row holds, are a row of
+indices: they choose a row of elements (`places.gathered`), which only works for what is computed
+elementwise from arguments, or they choose among the elements of a short row.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from .tensor import FUNCTIONS, Tensor, alias, fail, is_real, node
 # indices or fewer, rows longer than SHORT are not compared: an element may be loaded alone.
 FEW_ROWS, MOST_EACH, SHORT = 8, 8, 64
 SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
+# Indices in each row. So many, one for each column, are looked up together.
+LEAST_TOGETHER = 8
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -128,7 +131,6 @@ def getitem(x: Tensor, index: object) -> Tensor:
     Beyond the end the result is NaN, of integers 0, and of masks False. Numbers, slices and masks
     are as `htile.frontend.parts.getitem` has them.
     """
-    index = tuple(map(_listed, index)) if isinstance(index, tuple) else _listed(index)
     parts = with_one_ellipsis(x, index) if isinstance(index, tuple) else (index,)
     rest = [p for p in parts if p is not Ellipsis]
     if len(rest) == 1 and type(rest[0]) is int and x.ndim == 1 and has_any_length(x, -1):
@@ -144,10 +146,40 @@ def getitem(x: Tensor, index: object) -> Tensor:
     return found.reshape(y.shape) if y.ndim > 1 else found
 
 
-def _listed(index: object) -> object:
-    """Indices that torch itself has computed, as `torch.tril_indices` does: a list, or a number."""
-    is_known = is_real(index) and index.ndim <= 1 and index.dtype in (torch.int32, INT64)
-    return index.tolist() if is_known else index
+def listed(index: object) -> object:
+    """An index with lists and numbers for the tensors whose integers are known while tracing.
+
+    These are `torch.tensor([2, 0])`, and what torch itself computes, as `torch.tril_indices` does.
+    """
+    if isinstance(index, tuple):
+        several = sum([isinstance(each, Tensor) for each in index]) > 1
+        return tuple([_counted(each) if several else listed(each) for each in index])
+    if not isinstance(index, torch.Tensor) or index.ndim > 1:
+        return index
+    if is_real(index):
+        return index.tolist() if index.dtype in (torch.int32, INT64) else index
+    known = _known(index._builder, index._id) if isinstance(index, Tensor) else None
+    return index if known is None else known if index.ndim else known[0]
+
+
+def _counted(index: object) -> object:
+    """`listed`, of the indices `torch.arange(n)` too, which give a diagonal beside others."""
+    each = index._builder[index._id] if isinstance(index, Tensor) else None
+    is_counted = each is not None and each.op is Op.INDEX and each.arg <= MOST_PARTS
+    return [*range(each.arg)] if is_counted else listed(index)
+
+
+def _known(builder: Builder, id: int) -> list[int] | None:
+    """The integers that a value joins; None of a value that the graph computes."""
+    each = builder[id]
+    if each.value.dtype not in (torch.int32, INT64):
+        return None
+    if each.op is Op.CONST and prod(each.value.inner) == 1:
+        return [each.arg]
+    if each.op not in (Op.RESHAPE, Op.CAT):
+        return None
+    found = [_known(builder, i) for i in each.inputs]
+    return None if None in found else [place for places in found for place in places]
 
 
 def each_of_lists(x: Tensor, parts: tuple) -> tuple[list[tuple], int]:
@@ -296,7 +328,8 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or at each of many."""
     if (found := _of_groups(x, y)) is not None:
         return found
-    is_many = prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)
+    is_whole = _is_whole_row(y)
+    is_many = is_whole or prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)
     name = _shared_vector(y) if y.ndim == 1 and y._sizes[0] > 1 else None
     if name is not None:  # indices that all rows share, or labels without their annotation
         is_of_columns = y._sizes[0] == y._builder.n > x._sizes[0]
@@ -306,10 +339,11 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
                  "htile.Shared for indices that all rows share")  # fmt: skip
         is_many = True
     if is_many and y._value.dtype in (torch.int32, INT64):
-        if x._sizes[0] <= MOST_PARTS:
-            found = _of_each(x, y, wraps)
-        else:
-            found = _gathered(x, y, wraps) if y.ndim == 1 else None
+        is_short = x._sizes[0] <= MOST_PARTS
+        may_load = y.ndim == 1 and (is_whole or not is_short)
+        found = _gathered(x, y, wraps) if may_load else None
+        if found is None and is_short:
+            found = chosen(x, y, wraps)
         if found is not None:
             note_table(x._builder, x._id)
             return found
@@ -361,6 +395,16 @@ def _unconverted(builder: Builder, id: int) -> Node:
     return builder[id]
 
 
+def _is_whole_row(y: Tensor) -> bool:
+    """Whether there is an index for each column, so that threads look up their own ones alone.
+
+    One by one, every thread would look up every index. Indices that are numbers of the row, as
+    those of sorted elements are, every thread has all the same.
+    """
+    is_row = y.ndim == 1 and y._sizes[0] == y._builder.n >= LEAST_TOGETHER
+    return is_row and y._value.varies is Varies.ROW and not _is_of_numbers(y)
+
+
 def _has_as_many(x: Tensor, y: Tensor) -> bool:
     """Whether a row has at least as many indices as a table has numbers that all rows share.
 
@@ -389,14 +433,16 @@ def _is_of_numbers(y: Tensor) -> bool:
     return False
 
 
-def _of_each(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
-    """The elements of a short row at the indices that the elements of another row are.
+def chosen(x: Tensor, y: Tensor, wraps: bool) -> Tensor:
+    """The parts of a value along its first axis, at integers: (*y.shape, *inner) of (few, *inner).
+
+    y: of shape (), or a row of indices in a short row.
 
     The bits of an index choose, the lowest one first: each leaves half of the elements.
     """
     v, n = x._value, x._sizes[0]
     if v.dtype in STORAGE:
-        return cast(_of_each(wide(x), y, wraps), v.dtype)
+        return cast(chosen(wide(x), y, wraps), v.dtype)
     y = where(y < 0, y + n, y) if wraps else y
     bits, left = convert(y, torch.int32), [_getitem(x, k) for k in range(n)]
     for bit in range((n - 1).bit_length()):

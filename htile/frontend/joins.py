@@ -11,8 +11,9 @@ import torch
 
 from ..errors import DtypeError, ShapeError, TraceError, UnsupportedError, an
 from .functions import implements
+from .nothing import Nothing
 from .ops import Op
-from .parts import MOST_PARTS, Nothing, _few, chunk, part
+from .parts import MOST_PARTS, _few, chunk, part
 from .promotion import BOOL, filled, floating, together
 from .shapes import (
     _listed,
@@ -103,6 +104,23 @@ def column_stack(tensors):
     """torch.cat along the second axis, of rows as matrices of one column."""
     given = [x.reshape(-1, 1) if isinstance(x, Tensor) and x.ndim < 2 else x for x in tensors]
     return cat(given, 1)
+
+
+@implements("block_diag", method=False)
+def block_diag(*tensors):
+    """The matrix that has the tensors along its diagonal, a row as a matrix of one row."""
+    given = [x.reshape(1, -1) if x.ndim < 2 else x for x in _tensors(tensors, "block_diag")]
+    if any([x.ndim > 2 for x in given]):
+        shapes = ", ".join([str(tuple(x._sizes)) for x in given])
+        fail(ShapeError, f"block_diag of values of shapes {shapes}: it takes matrices")
+    width = sum([x._sizes[1] for x in given])
+    rows, before = [], 0
+    for x in given:
+        height, size = x._sizes
+        zeros = [filled(x, 0, inner=(height, n)) for n in (before, width - before - size) if n]
+        rows.append(cat([*zeros[: before > 0], x, *zeros[before > 0 :]], 1))
+        before += size
+    return cat(rows, 0)
 
 
 def _repeated(x: Tensor, counts: tuple[int, ...], what: str) -> Tensor:

@@ -33,6 +33,8 @@ class Found(NamedTuple):
 
 def _matrix(x: Tensor) -> Found | None:
     """The matrix argument that a value is, or is the transpose of; None for other values."""
+    if 0 in x._sizes:  # a part without elements
+        return None
     builder, id, is_transposed = x._builder, x._id, False
     while builder[id].op is Op.PERMUTE and builder[id].arg == (-1, -2):
         id, is_transposed = builder[id].inputs[0], not is_transposed

@@ -1,10 +1,14 @@
-"""What is computed of all pairs of two small matrices' rows or elements: distances, products."""
+"""What is computed of pairs of rows or elements: distances, products, choices."""
 
 from __future__ import annotations
 
+from itertools import combinations as combinations_of
+from itertools import combinations_with_replacement
+from math import prod
+
 from ..errors import ShapeError, TraceError
 from .functions import implements
-from .joins import cat
+from .joins import cat, stack
 from .parts import part
 from .promotion import floating, operand
 from .shapes import reshaped, unsqueeze
@@ -56,3 +60,30 @@ def kron(input, other):
             for k, of in enumerate(sizes))  # fmt: skip
     product = reshaped(input, tuple(a)) * reshaped(other, tuple(b))
     return reshaped(product, tuple(m * n for m, n in zip(*sizes, strict=True)))
+
+
+@implements("cartesian_prod", method=False)
+def cartesian_prod(*tensors):
+    """All tuples of an element of each row, of shape (tuples, rows); of one row the row."""
+    given = [_tensor(x, "cartesian_prod") for x in tensors]
+    if any([x.ndim != 1 for x in given]):
+        shapes = ", ".join([str(tuple(x._sizes)) for x in given])
+        fail(ShapeError, f"cartesian_prod of values of shapes {shapes}: it takes rows")
+    if len(given) == 1:
+        return given[0]
+    sizes = tuple([x._sizes[0] for x in given])
+    each = [reshaped(x, tuple([n if k == place else 1 for k, n in enumerate(sizes)])).expand(sizes)
+            for place, x in enumerate(given)]  # fmt: skip
+    return reshaped(stack(each, -1), (prod(sizes), len(given)))
+
+
+@implements("combinations")
+def combinations(input, r=2, with_replacement=False):
+    """All choices of r elements of a short row in their order, of shape (choices, r)."""
+    if _tensor(input, "combinations").ndim != 1:
+        fail(ShapeError, f"combinations of a value of shape {tuple(input._sizes)}: it takes a row")
+    choose = combinations_with_replacement if with_replacement else combinations_of
+    places = [*choose(range(input._sizes[0]), r)]
+    if not places or not r:
+        fail(ShapeError, f"combinations of {r} of {input._sizes[0]} elements: there are none")
+    return stack([input[[*column]] for column in zip(*places, strict=True)], -1)

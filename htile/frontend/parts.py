@@ -6,16 +6,15 @@ views, so a part and what it was taken from are noted as aliases.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
-from typing import NoReturn
 
 import torch
 
 from ..errors import ShapeError, TraceError, UnsupportedError
 from . import hints
 from .functions import implements
-from .ops import Op, Value
+from .nothing import nothing_of
+from .ops import Op
 from .selected import selected
 from .shapes import (
     cut_axis,
@@ -25,13 +24,11 @@ from .shapes import (
     unsqueeze,
 )
 from .tensor import (
-    Deferred,
     Length,
     Ragged,
     Tensor,
     alias,
     fail,
-    location,
     node,
     refuse_iteration,
     viewed,
@@ -44,39 +41,12 @@ _COMPUTED = (
 )
 
 
-class Nothing(Deferred):
-    """A part without elements: torch.cat leaves it out, and any other use of it raises."""
-
-    @staticmethod
-    def __new__(cls, of: Tensor, axis: int) -> Tensor:
-        v = _emptied(of, axis)
-        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
-
-    def __init__(self, of: Tensor, axis: int):
-        """axis: of `of`, counted from the last, -1."""
-        self._value, self._told, self._loc = _emptied(of, axis), tuple(of._sizes), location()
-        self.dtype = of.dtype
-        super().__init__(of, self._refused)
-
-    _value = dtype = None  # those of an instance
-
-    def _refused(self) -> NoReturn:
-        what = f"a part without elements, of a value of shape {self._told}"
-        fail(ShapeError, hints.NOTHING.format(what), self._loc)
-
-
-def _emptied(x: Tensor, axis: int) -> Value:
-    """What `x` is without the elements of an axis."""
-    end = len(x._sizes) + axis
-    return replace(x._value, inner=(*x._value.inner[:end], 0, *x._value.inner[end + 1 :]))
-
-
 def part(x: Tensor, axis: int, start: int, size: int, step: int = 1) -> Tensor:
     """`size` elements of an axis, which counts from the last, -1."""
     if (start, size, step) == (0, x._sizes[axis], 1):
         return alias(x, x)
     if size < 1:
-        return Nothing(x, axis)
+        return nothing_of(x, axis)
     return alias(x, node(Op.SLICE, x, arg=(axis, start, step, size)))
 
 

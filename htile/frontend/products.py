@@ -20,7 +20,7 @@ from .parts import MOST_PARTS
 from .promotion import alike, floating
 from .reductions import sum
 from .shapes import axis_of, permute, squeeze, unsqueeze
-from .tensor import FUNCTIONS, Tensor, fail, node
+from .tensor import FUNCTIONS, Tensor, copy, fail, node
 
 SIZES = {
     "matmul": ((1, 2, 3), (1, 2, 3)), "mm": ((2,), (2,)), "mv": ((2,), (1,)), "bmm": ((3,), (3,)),
@@ -256,6 +256,53 @@ def _without_dots(text: str, operands: tuple) -> str:
         return f"{','.join(terms)}->{right.replace('...', free)}"
     left = left.replace("...", "").replace(",", "")
     return f"{','.join(terms)}->{free}{''.join(sorted(c for c in left if left.count(c) == 1))}"
+
+
+@implements("tensordot", method=False)
+def tensordot(a, b, dims=2):
+    """The sums of products along the last `dims` axes of a and the first of b, or two lists."""
+    if not all([isinstance(x, Tensor) and x.ndim for x in (a, b)]):
+        fail(ShapeError, "tensordot takes two values with axes: write a * b for a product")
+    if isinstance(dims, (tuple, list)):
+        given = [tuple(axes) for axes in dims]
+    else:
+        given = [tuple(range(-dims, 0)), tuple(range(dims))]
+    first, second = ([axis_of(x, k) % x.ndim for k in axes]
+                     for x, axes in zip((a, b), given, strict=True))  # fmt: skip
+    if len(first) != len(second):
+        fail(ShapeError, f"tensordot along {len(first)} axes and {len(second)}: expected as many")
+    letters = string.ascii_letters
+    of_a, of_b = [*letters[: a.ndim]], [*letters[a.ndim : a.ndim + b.ndim]]
+    for i, j in zip(first, second, strict=True):
+        of_b[j] = of_a[i]
+    summed = {of_a[i] for i in first}
+    left = "".join([c for c in (*of_a, *of_b) if c not in summed])
+    return einsum(f"{''.join(of_a)},{''.join(of_b)}->{left}", a, b)
+
+
+@implements("linalg.multi_dot", method=False)
+def multi_dot(tensors):
+    """The product of several small matrices, in their order; the ends may be rows."""
+    first, *rest = tensors
+    for each in rest:
+        first = matmul(first, each)
+    return first
+
+
+@implements("matrix_power", "linalg.matrix_power")
+def matrix_power(input, n):
+    """A small square matrix multiplied by itself, n of 1 and more times in all."""
+    if input.ndim != 2 or input._sizes[0] != input._sizes[1]:
+        fail(ShapeError, f"matrix_power of a value of shape {tuple(input._sizes)}: it takes a "
+             "square matrix, x.view(n, n)")  # fmt: skip
+    if type(n) is not int or n < 1:
+        fail(UnsupportedError, f"matrix_power(x, {n}): n is a number of 1 or more; its power 0 is "
+             "torch.eye(x.shape[-1])")  # fmt: skip
+    if n == 1:
+        return copy(input)
+    half = matrix_power(input, n // 2)
+    square = matmul(half, half)
+    return matmul(square, input) if n % 2 else square
 
 
 @implements("cross")

@@ -31,7 +31,7 @@ def reduced(
         together = *shape[: -len(axes)], prod_of(shape[-len(axes) :])
         result, axes, shape = node(Op.RESHAPE, x, arg=together), (-1,), together
     for axis in axes if shape else ():  # those before it are gone, and it counts from the last
-        if shape[axis] > 1 or (x._value.spread and axis == -1):
+        if shape[axis] != 1 or (x._value.spread and axis == -1):
             arg = axis if result.ndim > 1 else None
             result = node(op, result, arg=FirstAlong(axis) if is_first else arg)
             done += 1

@@ -66,6 +66,7 @@ class Call(NamedTuple):
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that a call takes
 _KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *INNER.values())
+_ALONE = (PerRow, Shared, Matrix, Scalar, Static, Inner)
 MARKERS = {kind.__name__: kind for kind in _KINDS}
 # Modules of torch whose decorators enter a context, compile, or transform a function. A trace goes
 # through what others wrap.
@@ -210,12 +211,19 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
                 _refuse_misspelt(annotation, error, fn)
             found = [MARKERS.get(word) for word in re.findall(r"Inner\[\d\]|\w+", annotation)]
     elif typing.get_origin(annotation) is typing.Annotated:
-        found = [_marker(parts[0], fn), *(a for a in parts[1:] if isinstance(a, type))]
+        found = [_marker(parts[0], fn), *map(_class, parts[1:])]
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
         found = [_marker(a, fn) for a in parts]
     else:
-        found = [annotation] if isinstance(annotation, type) else []
+        found = [_class(annotation)]
     return next((kind for kind in (*MARKERS.values(), Inner) if kind in found), None)
+
+
+def _class(annotation: object) -> type:
+    """What an annotation is an instance of, if it is one, such as `htile.PerRow()`."""
+    if isinstance(annotation, type):
+        return annotation
+    return type(annotation) if isinstance(annotation, _ALONE) else object
 
 
 def _refuse_misspelt(

@@ -262,6 +262,18 @@ def unsqueeze(input, dim):
     return reshaped(input, (*shape[:place], 1, *shape[place:]))
 
 
+@implements("atleast_1d")
+def atleast_1d(input):
+    """input with one axis or more."""
+    return input if input.ndim else unsqueeze(input, 0)
+
+
+@implements("atleast_2d")
+def atleast_2d(input):
+    """input with two axes or more, of which the first ones are new."""
+    return input if input.ndim > 1 else unsqueeze(atleast_1d(input), 0)
+
+
 @implements("squeeze")
 def squeeze(input, dim=None):
     """input without its axes of size 1, or without that one."""

@@ -254,6 +254,12 @@ def _norm_of_matrix(x, ord=None, dim=None, keepdim=False, *, dtype=None):
     return found if keepdim else squeeze(squeeze(found, min(rows, columns)), max(rows, columns))
 
 
+@implements("linalg.matrix_norm", method=False)
+def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
+    """The norm of a matrix: ord is 'fro', 1, -1, inf or -inf."""
+    return _norm_of_matrix(A, ord, dim, keepdim, dtype=dtype)
+
+
 formulas({
     "cosine_similarity": ("The cosine of the angle between two rows; give dim=-1.",
         lambda x1, x2, dim=1, eps=1e-8:

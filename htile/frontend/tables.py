@@ -2,7 +2,8 @@
 
 A table is an argument that all rows share (htile.Shared), or a movement of one, of two or more
 axes. An index of each row chooses a part along its first axis. Several indices, as a row has them
-in `htile.Inner[1]`, are looked up one by one.
+in `htile.Inner[1]`, are looked up one by one. Of any other value of at most 64 parts, as a small
+matrix is, all parts are there, and selects choose.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import torch
 from ..errors import ShapeError, TraceError, UnsupportedError
 from .functions import implements
 from .graph import Builder, Node, Role
+from .indices import chosen, listed, per_row_index
 from .indices import getitem as _getitem
-from .indices import per_row_index
 from .joins import stack
-from .ops import Op
+from .ops import Op, Varies
 from .parts import MOST_PARTS, unbind
 from .promotion import BOOL
 from .scattered import Padding
-from .shapes import axis_of, reshaped
+from .shapes import axis_of, has_any_length, reshaped
 from .tensor import FUNCTIONS, Tensor, fail, node
 
 THROUGH = frozenset({Op.RESHAPE, Op.SLICE, Op.PERMUTE})  # movements that a table may have made
@@ -37,7 +38,13 @@ def lookup(
     A negative index counts from the end. Beyond the ends the result is NaN, of integers 0, and of
     masks False.
     """
-    _check_table(table)
+    is_few = not has_any_length(table, 0) and table._sizes[0] <= MOST_PARTS and padding is None
+    is_computed = is_few and _is_computed(table)
+    if not is_computed:
+        _check_table(table)
+    if prod(y._sizes) == 1 and is_computed:
+        found = chosen(table, per_row_index(reshaped(y, ()), what), wraps=True)
+        return reshaped(found, (*y._sizes, *found._sizes))
     if prod(y._sizes) == 1:
         arg = None if padding is None else Padding(padding)
         found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what), arg=arg)
@@ -53,27 +60,49 @@ def lookup(
     return reshaped(rows, (*y._sizes, *rows._sizes[1:]))
 
 
-def _check_table(table: Tensor) -> None:
-    """Raise UnsupportedError for what is no argument that all rows share."""
-    builder = table._builder
-    found = builder[table._id]
+def _is_computed(table: Tensor) -> bool:
+    """Whether a value is of each row, or of constants: it is no table, and computed of none."""
+    builder, known, todo = table._builder, set(), [table._id]
+    if _moved(table).op is Op.LOOKUP:
+        return False
+    if table._value.varies is Varies.ROW:
+        return True
+    while todo:
+        each = builder[todo.pop()]
+        if each.op is Op.INPUT:
+            return False
+        todo += [i for i in each.inputs if i not in known]
+        known |= {*each.inputs}
+    return True
+
+
+def _moved(table: Tensor) -> Node:
+    """What a value is a movement of."""
+    builder, found = table._builder, table._builder[table._id]
     while found.op in THROUGH:
         found = builder[found.inputs[0]]
+    return found
+
+
+def _is_shared(builder: Builder, found: Node) -> bool:
+    """Whether an argument is one that all rows share; true of what is no argument."""
+    return all([i.role is Role.COLUMN for i in builder.inputs if i.id == found.id])
+
+
+def _check_table(table: Tensor) -> None:
+    """Raise UnsupportedError for what is no argument that all rows share."""
+    builder, found = table._builder, _moved(table)
     shape = tuple(table._sizes)
     if found.op is Op.LOOKUP:
         fail(UnsupportedError, _looked_up_twice(builder, found))
     if found.op is not Op.INPUT:
         fail(UnsupportedError, f"an index of a computed value of shape {shape}: it chooses rows of "
              "an argument, so write table[pos] * 2 for (table * 2)[pos]")  # fmt: skip
-    role = next(i.role for i in builder.inputs if i.id == found.id)
-    if role is not Role.COLUMN:
+    if not _is_shared(builder, found):
         places = f"torch.arange({shape[0]})[:{', None' * (len(shape) - 1)}]"
-        is_square = len(shape) == 2 and shape[0] == shape[1]
-        places_of = f"[torch.arange({shape[0]}), torch.arange({shape[0]})]"
-        diagonal = f" and .diagonal() for {places_of}" if is_square else ""
         fail(UnsupportedError, f"an index of {found.arg}, of which each row has its own, of shape "
              f"{shape}: write torch.where({places} == i, {found.arg}, 0).sum(0) for "
-             f"{found.arg}[i]{diagonal}; only a tensor that all rows share, annotated "
+             f"{found.arg}[i]; only a tensor that all rows share, annotated "
              f"`{found.arg}: htile.Shared`, is indexed")  # fmt: skip
 
 
@@ -88,6 +117,7 @@ def _looked_up_twice(builder: Builder, found: Node) -> str:
 
 def getitem(x: Tensor, index: object) -> Tensor:
     """`table[pos]` and `table[pos, ...]` of two or more axes; else what rows and parts have."""
+    index = listed(index)
     parts = index if isinstance(index, tuple) else (index,)
     y = parts[0] if parts else None
     if x.ndim < 2 or not isinstance(y, Tensor) or y._value.dtype is BOOL:

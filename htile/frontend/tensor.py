@@ -150,7 +150,7 @@ def _no_number(self) -> NoReturn:
         fail(TraceError, f"math.{name} takes Python numbers only: write torch.{name}(x), and of a "
              f"number s that is given at run time torch.{name}(torch.tensor(s)), or make it static "
              "(s: htile.Static)")  # fmt: skip
-    fail(TraceError, hints.NUMBER)
+    fail(TraceError, hints.STEPS if used(r"\b(range)\(") else hints.NUMBER)
 
 
 def _is_of_length(x: Tensor) -> bool:
@@ -165,7 +165,7 @@ def _is_of_length(x: Tensor) -> bool:
 def _no_truth(self, *args) -> NoReturn:
     if _is_of_length(self):
         _no_length(self)
-    fail(TraceError, hints.TRUTH)
+    fail(TraceError, hints.ASSERTED if used(r"^\s*(assert)\b") else hints.TRUTH)
 
 
 def _no_length(self) -> NoReturn:

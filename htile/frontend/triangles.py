@@ -74,6 +74,15 @@ def diag(input, diagonal=0):
     return where(_distances(matrix, "diag") == 0, matrix, filled(matrix, 0))
 
 
+@implements("diag_embed")
+def diag_embed(input, offset=0, dim1=-2, dim2=-1):
+    """The matrix that has a row of elements as its main diagonal."""
+    if input.ndim != 1 or offset or (dim1, dim2) not in ((-2, -1), (0, 1)):
+        fail(ShapeError, f"diag_embed(x, {offset}, {dim1}, {dim2}) of a value of shape "
+             f"{tuple(input._sizes)}: it takes a row, for the main diagonal")  # fmt: skip
+    return diag(input)
+
+
 @implements("trace")
 def trace(input):
     """The sum of the main diagonal of a matrix."""

@@ -373,6 +373,8 @@ def test_a_module_as_a_static_argument():
         (Mutable(), "a mutable Mutable.*frozen dataclass"),
         (torch.nn.Linear(2, 2), "a mutable Linear.*parameters as arguments"),
         (torch.nn.Sequential(torch.nn.SiLU()), "a mutable Sequential.*parameters as arguments"),
+        (torch.nn.PReLU(), "parameters as arguments, and call F.prelu"),
+        (torch.nn.LayerNorm(3), "parameters as arguments, and call F.layer_norm"),
         ((torch.nn.PReLU(),), "which holds a mutable PReLU.*parameters as arguments"),
         ([].append, "mutable"),
         (Mutable().__repr__, "captures 'VALUE.__self__', a mutable Mutable"),

@@ -104,6 +104,46 @@ def test_beyond_the_ends(dtype):
     assert torch.equal(found.float().nan_to_num(7.5), right.nan_to_num(7.5))
 
 
+SHORT = {
+    "a row": lambda x, ids: x[ids],
+    "a computed row": lambda x, ids: x.softmax(-1)[ids] * x,
+    "a scan": lambda x, ids: x.cumsum(-1)[ids],
+    "numbers": lambda x, ids: torch.stack((x.sum(), x.amax(), x[0]))[ids % 3] - x,
+    "segments": lambda x, ids: x - torch.full((4,), -torch.inf, dtype=x.dtype).scatter_reduce(
+        0, ids % 4, x, "amax")[ids % 4],
+    "twice": lambda x, ids: x[ids][ids],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", (8, 13, 64))
+@pytest.mark.parametrize("name", SHORT)
+def test_indices_that_a_short_row_holds(name, n):
+    """They are looked up together, as those of a long row are, not one by one."""
+    torch.manual_seed(n)
+    x, ids = torch.randn(M, n), torch.randint(n, (M, n))
+    f = htile.rowwise(SHORT[name])
+    torch.testing.assert_close(f(x, ids).double(), exact(SHORT[name], x, ids), rtol=1e-6, atol=1e-6)
+    if name in ("a row", "a computed row", "twice"):
+        graph = f.inspect(x, ids, arch="sm_90a").graph
+        assert Op.TAKE not in [node.op for node in graph] and len([*graph]) < 40
+    check(f, x, ids)
+
+
+def test_a_softmax_of_segments_of_a_short_row_is_a_small_kernel():
+    """It had 3484 operations, and 255 registers, when indices were looked up one by one."""
+
+    @htile.rowwise
+    def of_segments(x, ids):
+        most = torch.full((8,), -torch.inf).scatter_reduce(0, ids, x, "amax")
+        share = torch.exp(x - most[ids])
+        return share / torch.zeros(8).index_add(0, ids, share)[ids]
+
+    x, ids = (torch.empty(4096, 64, dtype=dtype, device="meta") for dtype in (F32, I64))
+    kernel = of_segments.inspect(x, ids, arch="sm_90a")
+    assert len([*kernel.graph]) < 200 and kernel.resources.registers <= 128
+    assert not kernel.resources.stack
+
+
 def test_a_vector_that_all_rows_share():
     """A codebook of 256 numbers, and a permutation."""
 

@@ -58,6 +58,10 @@ LISTED = {
     "of a triangle": lambda x: x[:4].view(2, 2)[tuple(torch.tril_indices(2, 2))],
     "of two tensors": lambda x: (lambda i, j: x.view(2, 4)[i, j])(*torch.triu_indices(2, 4)),
     "of a number": lambda x: (x[torch.tril_indices(3, 3)[0][2]], x[:4]),
+    "of a diagonal": lambda x: x.view(2, 4)[torch.arange(2), torch.arange(2)],
+    "of a tensor of numbers": lambda x: (x[torch.tensor([3, -1])], x[torch.tensor(2)]),
+    "of rows": lambda x: x.view(4, 2)[torch.tensor([3, 1])],
+    "of columns": lambda x: x.view(2, 4)[:, torch.tensor([2, 0, 2])],
     "of one tensor": lambda x: x[torch.tril_indices(3, 3)[1]],
 }  # fmt: skip
 

@@ -58,6 +58,18 @@ def einsums_of_matrices(a: htile.Inner[2], b: htile.Inner[2]):
 
 
 @htile.rowwise
+def sums_along_axes(a: htile.Inner[2], b: htile.Inner[2]):
+    return (
+        torch.tensordot(a, b, 1), torch.tensordot(a, a), torch.tensordot(b, a, ([0], [1])),
+        torch.tensordot(a, a, dims=((1, 0), (1, 0))), torch.tensordot(a, b, ([-1], [0])),
+        torch.tensordot(a[0], b, ((0,), (0,))), torch.tensordot(a, b[0], dims=0),
+        torch.linalg.multi_dot([a, b, b.T]), torch.linalg.multi_dot((a[0], b, b.T, a[0])),
+        *[torch.linalg.matrix_power(a @ a.T, n) for n in (1, 2, 5)],
+        (a @ a.mT).matrix_power(3),
+    )  # fmt: skip
+
+
+@htile.rowwise
 def of_a_few(a: htile.Inner[3], b: htile.Inner[3]):
     return (
         a @ b, torch.bmm(a, b), a.matmul(b[0]), a[0] @ b, a @ b[0, :, 0], a[0, 0] @ b, a[:1] @ b,
@@ -135,6 +147,7 @@ OTHERS = {
     "a few long matrices": (of_a_few, (5, 2, 3, 4), (5, 2, 4, 70)),
     "small weights": (by_small_weights, (5, 16), (5, 3, 16), (5, 3)),
     "small weights of all rows": (by_small_weights, (5, 100), (4, 100), (4,)),
+    "products along axes": (sums_along_axes, (5, 3, 4), (5, 4, 7)),
     "products that are added": (added_products, (5, 3, 4), (5, 4, 7)),
 }
 

@@ -17,7 +17,7 @@ import torch
 
 from htile import rowwise
 from htile.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
-from htile.frontend.annotations import Inner, PerRow, Scalar, Static
+from htile.frontend.annotations import Inner, Matrix, PerRow, Scalar, Shared, Static
 from htile.frontend.graph import Role
 from htile.frontend.roles import Signature, Spec, classify
 from htile.frontend.trace import trace
@@ -275,6 +275,10 @@ def test_annotations_in_text_unions_and_annotated():
         j: list[float] = (),
         k: int | float = 1,
         m: float | Static = 1,
+        n: PerRow() = None,  # an instance is what its class is
+        o: Annotated[torch.Tensor, Shared()] = None,
+        p: Matrix() = None,
+        q: 3.0 = None,
     ):
         return Local
 
@@ -282,6 +286,7 @@ def test_annotations_in_text_unions_and_annotated():
     assert kinds == (
         *(PerRow, PerRow, PerRow, None, float, Static),
         *(float, PerRow, float, None, float, Static),
+        *(PerRow, Shared, Matrix, None),
     )
 
 

@@ -74,6 +74,17 @@ MOVEMENTS = {
         torch.hstack((x[:0], x)), x + x[5:2].numel() + len(x[:0]) + x[:0].shape[0],
         torch.cat(((x > 0)[:0], x > 1)), torch.cat((x.half()[:0], x.half())),
     ),
+    "sums of no elements": lambda x: (
+        x[0] + x[:0].exp().sum(), x[:0].prod() * x[1], x[2] - (x[:0] * x[3:3]).norm(),
+        x[0] + x[:0] @ x[8:], x[:2] + x.view(4, 2)[:0].sum(0), x[:4] + x.view(4, 2)[:, :0].sum(-1),
+        x.view(4, 2)[:, :0] @ x.view(4, 2)[4:, :] + x.view(4, 2), x[0] + (x[:0] > 0).sum(),
+        torch.where((x[:0] > 0).any() | ~(x[4:4] > 0).all(), x, -x),
+        [(x[k] - (x[:k] * x[:k]).sum()) / (k + 1) for k in range(3)],
+    ),
+    "axes that are there": lambda x: (
+        torch.atleast_1d(x.sum()), torch.atleast_1d(x * 2), torch.atleast_2d(x.sum()),
+        torch.atleast_2d(x * 2), torch.atleast_2d(x.view(2, 4) * 2),
+    ),
     "several ellipses": lambda x: (
         x[..., ..., 0], x[..., ...] * 2, x.view(2, 4)[..., 1, ...], x.view(2, 4)[1, ..., ..., 2:],
         x.view(2, 4)[..., None, ...], x[..., 3, ...], x[..., ..., [4, 1]],
@@ -126,7 +137,9 @@ def test_a_vector_without_elements():
 EMPTY = {
     "returned": (lambda x: x[:0], "a part without elements, of a value of shape (8,)"),
     "joined to nothing": (lambda x: torch.cat((x[:0], x[8:])), "a part without elements"),
-    "summed": (lambda x: x[:0].sum(), "a part without elements"),
+    "the largest of none": (lambda x: x[:0].amax(), "a part without elements"),
+    "the mean of none": (lambda x: x[:0].mean(), "a part without elements"),
+    "beside a row": (lambda x: (x[:0] * x).sum(), "shapes (0,) and (8,) do not go together"),
     "added": (lambda x: x[3:3] + 1, "a part without elements"),
     "stacked": (lambda x: torch.stack((x[:0], x[:0])), "a part without elements"),
     "of another axis": (

@@ -377,7 +377,7 @@ def of_a_number(x, table: htile.Shared):
 def test_refusals_name_the_line_and_the_remedy():
     x, pos, table = random(M, N), positions(M), random(P, N)
     error = refused(UnsupportedError, "annotated `x: htile.Shared`", stack_index,
-                    random(M, 3, N), pos)  # fmt: skip
+                    random(M, 65, N), pos)  # fmt: skip
     assert error.loc.text == "return x[pos]"
     refused(UnsupportedError, "write table[pos] * 2 for", table_of_results, x, pos, table)
     error = refused(UnsupportedError, "lie across the rows of a table", across, x, pos, table)
@@ -443,12 +443,55 @@ def chosen_part(h: htile.Inner[2], i: htile.PerRow):
 
 
 def masked_part(h: htile.Inner[2], i: htile.PerRow):
-    return torch.where(torch.arange(6)[:, None] == i, h, 0).sum(0)
+    return torch.where(torch.arange(len(h))[:, None] == i, h, 0).sum(0)
 
 
-def test_a_part_of_what_each_row_has_is_chosen_as_the_message_says():
-    h, i = random(M, 6, 8), torch.arange(M) % 6
-    says = re.escape("write torch.where(torch.arange(6)[:, None] == i, h, 0).sum(0) for h[i]")
+def test_a_part_of_many_that_each_row_has_is_chosen_as_the_message_says():
+    h, i = random(M, 66, 8), torch.arange(M) % 6
+    says = re.escape("write torch.where(torch.arange(66)[:, None] == i, h, 0).sum(0) for h[i]")
     with pytest.raises(UnsupportedError, match=says):
         htile.rowwise(chosen_part)(h, i)
     assert torch.equal(htile.rowwise(masked_part)(h, i), h[torch.arange(M), i])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, I64, torch.int8, E4M3, BOOL])
+@pytest.mark.parametrize("parts", [1, 2, 5, 64])
+def test_a_part_of_a_few_that_each_row_has_is_chosen(parts, dtype):
+    """Beyond the ends it is NaN, of integers 0 and of masks False; NaN elsewhere does not show."""
+    h, i = (random(M, parts, 8) * 3).to(dtype), positions(M, most=parts)
+    if dtype in (F32, BF16, E4M3):
+        h.view(-1)[5] = NAN
+    i[-1], i[-2] = parts, -parts - 1
+    found, wide = htile.rowwise(chosen_part)(h, i), h.to(F32 if dtype is E4M3 else dtype)
+    for m in range(M):
+        beyond = torch.full((8,), NAN if dtype.is_floating_point else 0).to(dtype)
+        wanted = wide[m, i[m]].to(dtype) if m < M - 2 else beyond
+        torch.testing.assert_close(found[m].float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
+    assert found.dtype is dtype
+
+
+PARTS = {
+    "of a constant": lambda x, i: x[:4] * torch.eye(4)[i % 4],
+    "of a computed matrix": lambda x, i: (x[:12].view(4, 3).exp() + 1)[i % 4],
+    "a part of it": lambda x, i: x.view(4, 6)[i % 4, 2:5],
+    "of three axes": lambda x, i: x.view(2, 3, 4)[i % 2].sum(0),
+    "several": lambda x, i: x.view(4, 6)[torch.stack((i % 4, (i + 1) % 4))].sum(0),
+    "by index_select": lambda x, i: x.view(4, 6).index_select(0, (i % 4)[None])[0],
+    "from the end": lambda x, i: x.view(4, 6)[-(i % 4) - 1],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_a_small_matrix_and_its_gradient(name):
+    f = PARTS[name]
+    x, i = random(M, N).requires_grad_(), positions(M, most=P) + P
+
+    @htile.rowwise
+    def chosen(x, i: htile.PerRow):
+        return f(x, i)
+
+    found, wanted = chosen(x, i), torch.stack([f(row, k) for row, k in zip(x, i, strict=True)])
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    weights = random(*found.shape, seed=3)
+    mine, theirs = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (found, wanted))
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)

@@ -37,6 +37,11 @@ SPECS = {
 }
 
 
+def asserted(x):
+    assert (x > 0).all()
+    return x
+
+
 def branch(x):
     if x.sum() > 0:
         return x
@@ -268,7 +273,27 @@ MISTAKES = {
     "transpose": (lambda x: x.transpose(0, 1), ShapeError, "dim=1"),
     "permute": (lambda x: x.view(2, 4).permute(0, 0), ShapeError, "permute"),
     "flip": (lambda x: x.repeat(9).flip(0), UnsupportedError, "pass x.flip(-1) as an argument"),
-    "fliplr": (lambda x: x.view(2, -1).fliplr(), UnsupportedError, "write x.flip(dim)"),
+    "fliplr of a row": (lambda x: x.fliplr(), ShapeError, "write x.flip(-1)"),
+    "flipud of a number": (lambda x: x.sum().flipud(), ShapeError, "it has one element"),
+    "rot90 of one axis": (lambda x: x.view(2, 4).rot90(1, (1, -1)), ShapeError, "two of them"),
+    "diag_embed above": (lambda x: x.diag_embed(1), ShapeError, "for the main diagonal"),
+    "tuples of a matrix": (lambda x: torch.cartesian_prod(x.view(2, 4)), ShapeError, "takes rows"),
+    "too many choices": (lambda x: torch.combinations(x, 9), ShapeError, "there are none"),
+    "blocks of three axes": (
+        lambda x: torch.block_diag(x.view(2, 2, 2)), ShapeError, "it takes matrices"),
+    "tensordot of a number": (lambda x: torch.tensordot(x, x.sum(), 0), ShapeError, "with axes"),
+    "tensordot of other axes": (
+        lambda x: torch.tensordot(x, x, ([0], [])), ShapeError, "expected as many"),
+    "power of a row": (lambda x: torch.matrix_power(x, 2), ShapeError, "a square matrix"),
+    "power 0": (lambda x: x[:4].view(2, 2).matrix_power(0), UnsupportedError, "torch.eye"),
+    "spectral norm": (
+        lambda x: torch.linalg.matrix_norm(x.view(2, 4), 2), UnsupportedError, "'fro'"),
+    "asserted": (asserted, TraceError, "check the arguments before the call"),
+    "steps of a row": (lambda x: [k for k in range(x.argmax())], TraceError, "that any row has"),
+    "added in place": (
+        lambda x: x.index_put_((x.argmax(),), x, accumulate=True), TraceError, "scatter_add"),
+    "patches": (lambda x: F.unfold(x.view(1, 1, 2, 4), 2), UnsupportedError, "not of one row"),
+    "an image": (lambda x: F.avg_pool2d(x.view(1, 2, 4), 2), UnsupportedError, ".mean((1, 3))"),
     "a distribution": (
         lambda x: torch.distributions.Normal(x, 1.0, validate_args=True).log_prob(x),
         UnsupportedError, "validate_args=False",
@@ -331,7 +356,8 @@ MISTAKES = {
     "second size": (lambda x: x / x.shape[1], ShapeError, "n = x.shape[-1]"),
     "typo": (lambda x: x.sofmax(-1), UnsupportedError, "did you mean softmax"),
     "a near name, another function": (
-        lambda x: torch.conv2d(x, x), UnsupportedError, "conv2d is not supported; docs/reference.md"
+        lambda x: torch.channel_shuffle(x, 2), UnsupportedError,
+        "channel_shuffle is not supported; docs/reference.md",
     ),
     "argwhere": (lambda x: torch.argwhere(x > 0), UnsupportedError, "write (x != 0).sum()"),
     "bilinear": (
@@ -344,10 +370,6 @@ MISTAKES = {
     ),
     "a tensor that torch makes": (
         lambda x: x * torch.kaiser_window(N), TraceError, "a real tensor of torch.kaiser_window ("
-    ),
-    "the diagonal of a matrix": (
-        lambda x: x.view(2, 4)[:, :2][torch.arange(2), torch.arange(2)], UnsupportedError,
-        ".diagonal() for [torch.arange(2), torch.arange(2)]",
     ),
     "second size behind a name": (sizes, ShapeError, "n = x.shape[-1]"),
     "a name that torch lacks": (
