@@ -15,7 +15,9 @@ def _read(x, peaks, given, copies, count, rows, BLOCK: tl.constexpr, ROWS: tl.co
           COPIES: tl.constexpr):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + index, mask=index < count, other=-2147483648)
+    values = tl.load(
+        x + index, mask=index < count, other=-2147483648, eviction_policy="evict_first"
+    )
     row = program * ROWS + tl.arange(0, ROWS)
     value = tl.load(given + row, mask=row < rows).to(tl.float32)
     for k in tl.static_range(COPIES):

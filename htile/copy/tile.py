@@ -130,12 +130,22 @@ class RowTile(Columns):
         """`vector_copy` under the predicates of the columns."""
         return partial(vector_copy, pred=self.tXpX)
 
-    def copy_row(self, src: cute.Tensor, dst: cute.Tensor, is_async: bool = False) -> None:
-        """Copy a partition of a row tensor where its row and column are in bounds."""
+    def copy_row(
+        self,
+        src: cute.Tensor,
+        dst: cute.Tensor,
+        is_async: bool = False,
+        evicts_first: bool = False,
+    ) -> None:
+        """Copy a partition of a row tensor where its row and column are in bounds.
+
+        is_async, evicts_first: as for `vector_copy`.
+        """
         width = self.num_copy_elems(src.element_type)
         if not (are_neighbours(src) and are_neighbours(dst)):
             width = 1  # the elements of a piece may lie apart
-        vector_copy(src, dst, pred=self.tXpCopy, is_async=is_async, num_copy_elems=width)
+        how = {"is_async": is_async, "evicts_first": evicts_first, "num_copy_elems": width}
+        vector_copy(src, dst, pred=self.tXpCopy, **how)
 
     def load_row(
         self,
@@ -189,7 +199,7 @@ class RowTile(Columns):
         if are_one(tXgX):
             self._load_of_groups(tXgX, tXrX)
         else:
-            self.copy_row(tXgX, tXrX)
+            self.copy_row(tXgX, tXrX, evicts_first=self.config.evict_first)
 
     def _load_of_groups(self, tXgX: cute.Tensor, tXrX: cute.Tensor) -> None:
         """Copy a partition in which each group of columns has one element."""

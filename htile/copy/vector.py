@@ -54,15 +54,25 @@ class VectorCopy:
 
 
 def copy_atom(
-    dtype: type[Numeric], num_bits: int, is_async: bool = False, is_shared: bool = False
+    dtype: type[Numeric],
+    num_bits: int,
+    is_async: bool = False,
+    is_shared: bool = False,
+    evicts_first: bool = False,
 ) -> cute.CopyAtom:
     """A copy of `num_bits` at once.
 
     is_shared: whether other thread blocks copy the same. The L1 cache then keeps what cp.async
         copies. Else 16 bytes at a time pass it by, as what is copied once should.
+    evicts_first: of a load to registers, whether the caches drop it before what else they hold.
 
     Raises ValueError for an asynchronous copy (cp.async) of other widths than 4, 8 or 16 bytes.
     """
+    if evicts_first:
+        priority = cute.nvgpu.CacheEvictionPriority.EVICT_FIRST
+        return cute.make_copy_atom(
+            cute.nvgpu.CopyG2ROp(), dtype, num_bits_per_copy=num_bits, l1c_evict_priority=priority
+        )
     if not is_async:
         return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=num_bits)
     if num_bits not in (32, 64, 128):
@@ -135,13 +145,15 @@ def vector_copy(
     pred: cute.Tensor | None = None,
     is_async: bool = False,
     is_shared: bool = False,
+    evicts_first: bool = False,
     num_copy_elems: int | None = None,
 ) -> None:
     """Copy a partition ((V, 1), 1, K), in pieces of `num_copy_elems` elements.
 
     pred: one Boolean for each vector, of shape (1, 1, K). Where it is false nothing is read or
         written, but an asynchronous copy writes zeros.
-    is_async: by cp.async, from global to shared memory. is_shared: as for `copy_atom`.
+    is_async: by cp.async, from global to shared memory.
+    is_shared, evicts_first: as for `copy_atom`.
     num_copy_elems: by default as many elements as 128 bits hold. Weaker alignments take fewer: then
         several instructions copy a vector under the same predicate.
     """
@@ -150,7 +162,8 @@ def vector_copy(
     vec_size = cute.size(src, mode=[0])
     if const_expr(num_copy_elems is None):
         num_copy_elems = min(vec_size, 128 // width)
-    atom = copy_atom(src.element_type, num_copy_elems * width, is_async, is_shared)
+    bits = num_copy_elems * width
+    atom = copy_atom(src.element_type, bits, is_async, is_shared, evicts_first)
     src, dst = _split_vectors(src, num_copy_elems), _split_vectors(dst, num_copy_elems)
     if const_expr(pred is None):
         cute.copy(atom, src, dst)
