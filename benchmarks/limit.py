@@ -114,8 +114,10 @@ def _reads(kernel: Kernel, args: tuple, rows: list[torch.Tensor], values: int) -
         copied = torch.equal(copies, value.float().expand_as(copies))
         return copied and bool(peaks.max() == flat.max())
 
-    call = lambda: triton.read(flat, peaks, value, copies)  # noqa: E731
-    return [*found, Candidate("triton read", call, right)]
+    for eviction in ("", "evict_first"):
+        call = functools.partial(triton.read, flat, peaks, value, copies, eviction)
+        found.append(Candidate(f"triton read {eviction}".strip(), call, right))
+    return found
 
 
 def _two_copies(rows: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Candidate]:

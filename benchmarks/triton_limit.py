@@ -12,11 +12,11 @@ BLOCK = 4096  # 16 KB of each tensor a program
 
 @triton.jit
 def _read(x, peaks, given, copies, count, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-          COPIES: tl.constexpr):  # fmt: skip
+          COPIES: tl.constexpr, EVICTION: tl.constexpr):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(
-        x + index, mask=index < count, other=-2147483648, eviction_policy="evict_first"
+        x + index, mask=index < count, other=-2147483648, eviction_policy=EVICTION
     )
     row = program * ROWS + tl.arange(0, ROWS)
     value = tl.load(given + row, mask=row < rows).to(tl.float32)
@@ -46,17 +46,18 @@ def _mix(x, out, count, results, reads, writes, READS: tl.constexpr, WRITES: tl.
     tl.store(out + index, peak + place * 0, mask=(place < writes) & (index < results))
 
 
-def read(x, peaks, given, copies):
+def read(x, peaks, given, copies, eviction):
     """Read x, and copy a value of each row to each of the results.
 
     peaks: (ceil(x.numel() / BLOCK),), gets the maximum of every BLOCK neighbors of x.
     given: (M,), of any dtype, into each row of copies (results, M), float32.
+    eviction: "evict_first" for a cache that drops x before what else it holds, or "".
     """
     programs, rows = peaks.numel(), given.numel()
     share = triton.next_power_of_2(triton.cdiv(rows, programs))
     _read[(programs,)](
         x, peaks, given, copies, x.numel(), rows, BLOCK=BLOCK, ROWS=share, COPIES=len(copies),
-        num_warps=8,
+        EVICTION=eviction, num_warps=8,
     )  # fmt: skip
 
 

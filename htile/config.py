@@ -66,8 +66,8 @@ class ElementwiseTileConfig:
         `copy_bytes` is for columns only.
     any_end: whether rows have another length than N, which is known when the kernel runs, and may
         end at any element. They are shifted.
-    evict_first: whether the caches drop what is loaded of rows before what else they hold. It is
-        for kernels that read rows and write none.
+    evict_first_rows: of up to so many rows the L2 cache drops what is loaded before what else it
+        holds. It is for kernels that read rows and write none. With 0, it drops all in their turn.
     reduction_dtype: the dtype of an element of the reduction buffer. It is Float32, or Int64 where
         64-bit values or pairs of numbers are exchanged.
     """
@@ -84,7 +84,7 @@ class ElementwiseTileConfig:
     copy_bytes: int = 16
     shifted: bool = False
     any_end: bool = False
-    evict_first: bool = False
+    evict_first_rows: int = 0
     reduction_dtype: type = Float32
 
     def __post_init__(self) -> None:

@@ -113,7 +113,7 @@ class Pieces(Static):
     below: the address of the piece of column 0. shift: bytes from there to that column.
     first, last: the columns of the first and of the last piece, counted from there.
     missing: how many columns lie before the row. ends_early: whether some lie behind it.
-    evicts_first: whether the caches drop the pieces first (`ElementwiseTileConfig`).
+    policy: how long the L2 cache keeps them (`vector_copy`).
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Pieces(Static):
         self.ends_early = there is not None and end < ctx.shape[1]
         between = mX.layout.stride[0]  # rows; of a column it is known to be 0
         is_shared = row is not None or (isinstance(between, int) and between == 0)
-        self.evicts_first = ctx.config.evict_first and not is_shared
+        self.policy = None if is_shared else ctx.policy
 
     def of_vector(self, ctx: RowTile, k: int | Int32, beyond: int = 0) -> cute.Tensor:
         """The first piece of the thread's k-th vector in this context, or one `beyond` it."""
@@ -179,7 +179,7 @@ class PiecesInFlight(Static):
                 vector_copy(
                     source,
                     cute.make_tensor(place, one_vector(ctx.vec_size)),
-                    evicts_first=self.pieces.evicts_first,
+                    policy=self.pieces.policy,
                     num_copy_elems=ctx.vec_size,
                 )
         return self

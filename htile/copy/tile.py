@@ -9,10 +9,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, const_expr
 
+from htile.compute.operands import select
 from htile.copy.columns import Columns
 from htile.copy.shifted import Pieces, PiecesInFlight, load_elements
 from htile.copy.staged_columns import StagedColumn
 from htile.copy.vector import (
+    EVICT_FIRST,
+    EVICT_NORMAL,
     are_neighbours,
     are_one,
     copy_firsts,
@@ -130,21 +133,29 @@ class RowTile(Columns):
         """`vector_copy` under the predicates of the columns."""
         return partial(vector_copy, pred=self.tXpX)
 
+    @property
+    def policy(self) -> Int64 | None:
+        """How long the L2 cache keeps what is loaded of rows; None where nothing is said."""
+        most = self.config.evict_first_rows
+        if not most:
+            return None
+        return select(Boolean(self.shape[0] <= most), Int64(EVICT_FIRST), Int64(EVICT_NORMAL))
+
     def copy_row(
         self,
         src: cute.Tensor,
         dst: cute.Tensor,
         is_async: bool = False,
-        evicts_first: bool = False,
+        policy: Int64 | None = None,
     ) -> None:
         """Copy a partition of a row tensor where its row and column are in bounds.
 
-        is_async, evicts_first: as for `vector_copy`.
+        is_async, policy: as for `vector_copy`.
         """
         width = self.num_copy_elems(src.element_type)
         if not (are_neighbours(src) and are_neighbours(dst)):
             width = 1  # the elements of a piece may lie apart
-        how = {"is_async": is_async, "evicts_first": evicts_first, "num_copy_elems": width}
+        how = {"is_async": is_async, "policy": policy, "num_copy_elems": width}
         vector_copy(src, dst, pred=self.tXpCopy, **how)
 
     def load_row(
@@ -199,7 +210,7 @@ class RowTile(Columns):
         if are_one(tXgX):
             self._load_of_groups(tXgX, tXrX)
         else:
-            self.copy_row(tXgX, tXrX, evicts_first=self.config.evict_first)
+            self.copy_row(tXgX, tXrX, policy=self.policy)
 
     def _load_of_groups(self, tXgX: cute.Tensor, tXrX: cute.Tensor) -> None:
         """Copy a partition in which each group of columns has one element."""

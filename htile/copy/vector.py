@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int8, Int32, Numeric, const_expr
+from cutlass import Boolean, Int8, Int32, Int64, Numeric, const_expr
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
 
 from htile.utils import as_bytes, element_bits
+
+# Policies of the L2 cache, as PTX's createpolicy makes them: what is dropped before all else, and
+# what is dropped in its turn.
+EVICT_FIRST, EVICT_NORMAL = 0x12F0000000000000, 0x1000000000000000
 
 
 @dataclass(frozen=True)
@@ -58,23 +62,19 @@ def copy_atom(
     num_bits: int,
     is_async: bool = False,
     is_shared: bool = False,
-    evicts_first: bool = False,
+    has_policy: bool = False,
 ) -> cute.CopyAtom:
     """A copy of `num_bits` at once.
 
     is_shared: whether other thread blocks copy the same. The L1 cache then keeps what cp.async
         copies. Else 16 bytes at a time pass it by, as what is copied once should.
-    evicts_first: of a load to registers, whether the caches drop it before what else they hold.
+    has_policy: of a load to registers, whether it says how long the L2 cache keeps it.
 
     Raises ValueError for an asynchronous copy (cp.async) of other widths than 4, 8 or 16 bytes.
     """
-    if evicts_first:
-        priority = cute.nvgpu.CacheEvictionPriority.EVICT_FIRST
-        return cute.make_copy_atom(
-            cute.nvgpu.CopyG2ROp(), dtype, num_bits_per_copy=num_bits, l1c_evict_priority=priority
-        )
     if not is_async:
-        return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=num_bits)
+        op = cute.nvgpu.CopyG2ROp() if has_policy else cute.nvgpu.CopyUniversalOp()
+        return cute.make_copy_atom(op, dtype, num_bits_per_copy=num_bits)
     if num_bits not in (32, 64, 128):
         raise ValueError(f"cp.async moves 32, 64 or 128 bits, not {num_bits}")
     mode = cute.nvgpu.LoadCacheMode.ALWAYS
@@ -145,7 +145,7 @@ def vector_copy(
     pred: cute.Tensor | None = None,
     is_async: bool = False,
     is_shared: bool = False,
-    evicts_first: bool = False,
+    policy: Int64 | None = None,
     num_copy_elems: int | None = None,
 ) -> None:
     """Copy a partition ((V, 1), 1, K), in pieces of `num_copy_elems` elements.
@@ -153,7 +153,8 @@ def vector_copy(
     pred: one Boolean for each vector, of shape (1, 1, K). Where it is false nothing is read or
         written, but an asynchronous copy writes zeros.
     is_async: by cp.async, from global to shared memory.
-    is_shared, evicts_first: as for `copy_atom`.
+    is_shared: as for `copy_atom`.
+    policy: how long the L2 cache keeps what is loaded to registers: EVICT_FIRST or EVICT_NORMAL.
     num_copy_elems: by default as many elements as 128 bits hold. Weaker alignments take fewer: then
         several instructions copy a vector under the same predicate.
     """
@@ -163,15 +164,16 @@ def vector_copy(
     if const_expr(num_copy_elems is None):
         num_copy_elems = min(vec_size, 128 // width)
     bits = num_copy_elems * width
-    atom = copy_atom(src.element_type, bits, is_async, is_shared, evicts_first)
+    atom = copy_atom(src.element_type, bits, is_async, is_shared, policy is not None)
+    kept = {} if policy is None else {"cache_policy": policy}
     src, dst = _split_vectors(src, num_copy_elems), _split_vectors(dst, num_copy_elems)
     if const_expr(pred is None):
-        cute.copy(atom, src, dst)
+        cute.copy(atom, src, dst, **kept)
     else:
         shape = (1, vec_size // num_copy_elems, cute.size(src, mode=[2]))
         step = pred.layout.stride[2]
         mask = cute.make_tensor(pred.iterator, cute.make_layout(shape, stride=(0, 0, step)))
-        cute.copy(atom, src, dst, pred=mask)
+        cute.copy(atom, src, dst, pred=mask, **kept)
 
 
 def copy_hidden(src: cute.Tensor, dst: cute.Tensor) -> None:

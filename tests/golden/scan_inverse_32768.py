@@ -13,7 +13,13 @@ from htile.dataflow import ElementwiseKernelContext, GlobalToRegLoader
 from htile.utils import make_fake_tensor
 
 config = ElementwiseTileConfig(
-    Float32, N=32768, num_threads=512, threads_per_row=512, cluster_n=4, stage=6, evict_first=True
+    Float32,
+    N=32768,
+    num_threads=512,
+    threads_per_row=512,
+    cluster_n=4,
+    stage=6,
+    evict_first_rows=1535,
 )
 
 

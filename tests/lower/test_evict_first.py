@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import htile
+from htile.copy.vector import EVICT_FIRST, EVICT_NORMAL
+from htile.lower.plan import MOST_EVICTED_FIRST
 
 BF16, I64 = torch.bfloat16, torch.int64
 M = 4096
-DROPPED, KEPT = r"ld\.global\.L1::evict_first\.\S+", r"ld\.global\.(?!L1)\S+"
+DROPPED, KEPT = r"ld\.global\.L2::cache_hint\.\S+", r"ld\.global\.(?!L2)\S+"
 
 
 def kernel_of(f, *shapes, arch="sm_90a"):
@@ -50,9 +52,19 @@ READS = {
 def test_rows_that_are_only_read_are_dropped_first(name, arch):
     f, shapes = READS[name]
     kernel = kernel_of(f, *shapes, arch=arch)
-    assert kernel.plan.evicts_first and "evict_first=True" in kernel.source
+    read, _ = kernel.plan.bytes_per_row()
+    assert kernel.plan.evict_first_rows == MOST_EVICTED_FIRST // read
+    assert f"evict_first_rows={MOST_EVICTED_FIRST // read}" in kernel.source
     if kernel.plan.placement.loader != "shared":  # cp.async has no such form
         assert re.search(DROPPED, kernel.ptx) and not re.search(KEPT, kernel.ptx)
+
+
+def test_rows_of_larger_tensors_are_dropped_in_their_turn():
+    """One kernel has both policies, and takes one by the number of rows."""
+    kernel = kernel_of(total, (M, 4096))
+    for policy in (EVICT_FIRST, EVICT_NORMAL):
+        assert str(policy) in kernel.ptx
+    assert re.search(rf"setp\.lt\.s32\s.*, {MOST_EVICTED_FIRST // 8192 + 1};", kernel.ptx)
 
 
 @pytest.mark.parametrize("n", [2048, 2049])
@@ -81,7 +93,7 @@ OTHERS = {
 def test_other_rows_are_kept(name):
     f, shapes = OTHERS[name]
     kernel = kernel_of(f, *shapes)
-    assert not kernel.plan.evicts_first and "evict_first=" not in kernel.source
+    assert not kernel.plan.evict_first_rows and "evict_first_rows" not in kernel.source
     assert not re.search(DROPPED, kernel.ptx)
 
 
@@ -91,4 +103,4 @@ def test_rows_that_loops_read_again_are_kept(n):
     f = htile.rowwise(lambda x: ((x - x.amax(-1)) * x).sum(-1))
     f = f.with_plan(form="loops", loader="direct")
     kernel = f.inspect(torch.empty(M, n, device="meta"), arch="sm_90a")
-    assert kernel.plan.bytes_read_again() and not kernel.plan.evicts_first
+    assert kernel.plan.bytes_read_again() and not kernel.plan.evict_first_rows

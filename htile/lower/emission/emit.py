@@ -118,7 +118,7 @@ def _config(plan: Plan) -> list[str]:
         *([f"copy_bytes={place.copy_bytes}"] if place.copy_bytes < 16 else []),
         *(["shifted=True"] if place.shifted else []),
         *(["any_end=True"] if plan.may_end_anywhere else []),
-        *(["evict_first=True"] if plan.evicts_first else []),
+        *([f"evict_first_rows={most}"] if (most := plan.evict_first_rows) else []),
     ]
     lines = wrapped_call("config = ElementwiseTileConfig(", args, ")")
     if plan.names_blocks:
