@@ -445,11 +445,14 @@ class Plan:
         """Of up to how many rows the L2 cache drops first what is loaded; 0 for none at all.
 
         A cache in which lines are dirty has to write them before it takes others. With this, rows
-        take the place of rows that have been read (docs/traps.md).
+        take the place of rows that have been read (docs/traps.md). Elements of a rank take so many
+        instructions that these three count more.
         """
         read, written = self.bytes_per_row()
         is_again = self.work.gathered or self.target.broadcast or self.bytes_read_again()
-        if is_again or self.numerics.groups or READ_PER_WRITTEN * written > read:
+        if is_again or self.numerics.groups or self.work.chains:
+            return 0
+        if READ_PER_WRITTEN * written > read:
             return 0
         return MOST_EVICTED_FIRST // read
 

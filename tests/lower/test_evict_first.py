@@ -85,6 +85,7 @@ OTHERS = {
     "a fourth as much is written": (lambda x: x.view(-1, 4).amax(-1), [(M, 4096)]),
     "rows repeat": (lambda x, y: (x * y).sum(-1), [(64, 64, 512), (64, 1, 512)]),
     "indices choose from the row": (lambda x, i: x[i].sum(-1), [(M, 512), (I64, M, 512)]),
+    "elements of a rank": (lambda x: x.topk(8), [(M, 4096)]),
     "sums over the rows": (lambda x: htile.sum_rows(x), [(M, 512)]),
 }
 

@@ -382,6 +382,8 @@ class Warp:
 
     def _access(self, opcode, operands):
         """(names of registers, addresses, bytes of each element, the memory) of a load or store."""
+        if any(["cache_hint" in part for part in opcode]):
+            operands = operands[:-1]  # a policy of the cache, which changes no value
         target, place = operands if opcode[0] == "ld" else operands[::-1]
         target = target if isinstance(target, tuple) else (target,)
         memory = {"shared": self.shared, "global": self.memory}[opcode[1]]
