@@ -36,8 +36,7 @@ from .tensor import FUNCTIONS, Tensor, alias, fail, is_real, node
 # indices or fewer, rows longer than SHORT are not compared: an element may be loaded alone.
 FEW_ROWS, MOST_EACH, SHORT = 8, 8, 64
 SMALLEST_GROUP = 8  # of columns that share an element; a choice for each costs less in others
-# Indices in each row. So many, one for each column, are looked up together.
-LEAST_TOGETHER = 8
+LEAST_TOGETHER = 8  # indices of a row, one for each column, that are looked up together
 
 
 def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
@@ -78,18 +77,11 @@ def element(x: Tensor, y: Tensor | int, wraps: bool = False) -> Tensor:
 
 def _shared_vector(y: Tensor) -> str | None:
     """The argument that indices come of, if all rows share it."""
-    builder, known, todo = y._builder, set(), [y._id]
     if y._value.varies is not Varies.SHARED:
         return None
-    while todo:
-        node = builder[todo.pop()]
-        if node.id in known:
-            continue
-        known.add(node.id)
-        if node.op is Op.INPUT and node.value.varies is Varies.SHARED:
-            return node.arg
-        todo += node.inputs
-    return None
+    found = [y._builder[id] for id in sorted(y._builder.behind(y._id))]
+    shared = [n.arg for n in found if n.op is Op.INPUT and n.value.varies is Varies.SHARED]
+    return shared[0] if shared else None
 
 
 def per_row_index(y: object, what: str) -> Tensor:
@@ -328,8 +320,7 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
     """The elements of a row at one index, at each of a few, or at each of many."""
     if (found := _of_groups(x, y)) is not None:
         return found
-    is_whole = _is_whole_row(y)
-    is_many = is_whole or prod(y._sizes) > MOST_PARTS or _has_as_many(x, y)
+    is_many = prod(y._sizes) > MOST_PARTS or _is_of_columns(x, y)
     name = _shared_vector(y) if y.ndim == 1 and y._sizes[0] > 1 else None
     if name is not None:  # indices that all rows share, or labels without their annotation
         is_of_columns = y._sizes[0] == y._builder.n > x._sizes[0]
@@ -340,8 +331,8 @@ def _elements(x: Tensor, y: Tensor, what: str, wraps: bool) -> Tensor:
         is_many = True
     if is_many and y._value.dtype in (torch.int32, INT64):
         is_short = x._sizes[0] <= MOST_PARTS
-        may_load = y.ndim == 1 and (is_whole or not is_short)
-        found = _gathered(x, y, wraps) if may_load else None
+        is_row = x._value.varies is Varies.ROW and x._sizes[0] == x._builder.n
+        found = _gathered(x, y, wraps) if y.ndim == 1 and (is_row or not is_short) else None
         if found is None and is_short:
             found = chosen(x, y, wraps)
         if found is not None:
@@ -395,28 +386,19 @@ def _unconverted(builder: Builder, id: int) -> Node:
     return builder[id]
 
 
-def _is_whole_row(y: Tensor) -> bool:
-    """Whether there is an index for each column, so that threads look up their own ones alone.
+def _is_of_columns(x: Tensor, y: Tensor) -> bool:
+    """Whether a row has an index for each column, and they choose among enough.
 
-    One by one, every thread would look up every index. Indices that are numbers of the row, as
-    those of sorted elements are, every thread has all the same.
+    Threads look up the indices of their own columns together then. One by one, every thread would
+    look up every index. Indices that are numbers of the row, as those of sorted elements are, are
+    looked up one by one all the same. So are those of a row beside longer ones: each would be
+    written out, with a choice among all numbers.
     """
-    is_row = y.ndim == 1 and y._sizes[0] == y._builder.n >= LEAST_TOGETHER
-    return is_row and y._value.varies is Varies.ROW and not _is_of_numbers(y)
-
-
-def _has_as_many(x: Tensor, y: Tensor) -> bool:
-    """Whether a row has at least as many indices as a table has numbers that all rows share.
-
-    Then it costs less to choose among the numbers for all indices together, as for a long row: one
-    by one, every thread would look up every index. Indices that are numbers of the row, as those of
-    sorted elements are, are looked up one by one all the same. So are those of a row beside longer
-    ones: each would be written out, with a choice among all numbers.
-    """
-    count = prod(y._sizes)
-    if x._value.varies is Varies.ROW or not 1 < x._sizes[0] <= count or count < x._builder.n:
+    count, n = prod(y._sizes), x._builder.n
+    if y._value.varies is not Varies.ROW or count < n or _is_of_numbers(y):
         return False
-    return y._value.varies is Varies.ROW and not _is_of_numbers(y)
+    is_table = x._value.varies is not Varies.ROW and 1 < x._sizes[0] <= count
+    return is_table or (y.ndim == 1 and count == n >= LEAST_TOGETHER)
 
 
 def _is_of_numbers(y: Tensor) -> bool:

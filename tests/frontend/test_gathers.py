@@ -129,6 +129,19 @@ def test_indices_that_a_short_row_holds(name, n):
     check(f, x, ids)
 
 
+@pytest.mark.parametrize("n", (20, 64, 100, 4096))
+def test_a_short_table_is_in_registers(n):
+    """Selects choose from it for rows of every length; a load for each element is not measured."""
+
+    @htile.rowwise
+    def decoded(x, ids, table: htile.Shared):
+        return x * table[ids] + torch.arange(8)[ids % 8]
+
+    x, ids = torch.empty(64, n, device="meta"), torch.empty(64, n, dtype=I64, device="meta")
+    graph = decoded.inspect(x, ids, torch.empty(16, device="meta"), arch="sm_90a").graph
+    assert Op.GATHER not in [node.op for node in graph]
+
+
 def test_a_softmax_of_segments_of_a_short_row_is_a_small_kernel():
     """It had 3484 operations, and 255 registers, when indices were looked up one by one."""
 
