@@ -412,6 +412,15 @@ class Builder:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def behind(self, id: int) -> set[int]:
+        """A value and all that it is computed of."""
+        known, todo = {id}, [id]
+        while todo:
+            new = set(self._nodes[todo.pop()].inputs) - known
+            known |= new
+            todo += new
+        return known
+
     def add(
         self, op: Op, inputs: Iterable[int] = (), arg: object = None, loc: Location | None = None
     ) -> int:

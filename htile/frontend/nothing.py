@@ -25,8 +25,8 @@ class Nothing(Deferred):
 
     @staticmethod
     def __new__(cls, like: Tensor, value: Value, told: tuple[int, ...]) -> Tensor:
-        v = value
-        return torch.Tensor._make_wrapper_subclass(cls, v.inner, dtype=v.dtype, device="meta")
+        inner, dtype = value.inner, value.dtype
+        return torch.Tensor._make_wrapper_subclass(cls, inner, dtype=dtype, device="meta")
 
     def __init__(self, like: Tensor, value: Value, told: tuple[int, ...]):
         """told: the shape of what it is a part of, for the error."""

@@ -29,12 +29,7 @@ def note_table(builder: Builder, id: int) -> None:
     A vector that all rows share is otherwise no table, and decides no dtype (`returned_dtype`). A
     value that is computed from a row is no table: indices give its elements in another order.
     """
-    known, todo = set(), [id]
-    while todo:
-        each = todo.pop()
-        if each not in known:
-            known.add(each)
-            todo += builder[each].inputs
+    known = builder.behind(id)
     rows = {i.id for i in builder.inputs if i.role is Role.ROW}
     if known.isdisjoint(rows):
         builder.tables |= {each for each in known if builder[each].op is Op.INPUT}

@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that a call takes
 _KINDS = (PerRow, Shared, Matrix, Scalar, Static, float, *INNER.values())
-_ALONE = (PerRow, Shared, Matrix, Scalar, Static, Inner)
+_OF_HTILE = (PerRow, Shared, Matrix, Scalar, Static, Inner)  # an instance means what the class does
 MARKERS = {kind.__name__: kind for kind in _KINDS}
 # Modules of torch whose decorators enter a context, compile, or transform a function. A trace goes
 # through what others wrap.
@@ -220,10 +220,10 @@ def _marker(annotation: object, fn: types.FunctionType) -> type | None:
 
 
 def _class(annotation: object) -> type:
-    """What an annotation is an instance of, if it is one, such as `htile.PerRow()`."""
+    """The class that an annotation is, or is an instance of, such as `htile.PerRow()`."""
     if isinstance(annotation, type):
         return annotation
-    return type(annotation) if isinstance(annotation, _ALONE) else object
+    return type(annotation) if isinstance(annotation, _OF_HTILE) else object
 
 
 def _refuse_misspelt(

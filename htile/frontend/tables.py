@@ -42,12 +42,12 @@ def lookup(
     is_computed = is_few and _is_computed(table)
     if not is_computed:
         _check_table(table)
-    if prod(y._sizes) == 1 and is_computed:
-        found = chosen(table, per_row_index(reshaped(y, ()), what), wraps=True)
-        return reshaped(found, (*y._sizes, *found._sizes))
     if prod(y._sizes) == 1:
-        arg = None if padding is None else Padding(padding)
-        found = node(Op.LOOKUP, table, per_row_index(reshaped(y, ()), what), arg=arg)
+        index = per_row_index(reshaped(y, ()), what)
+        if is_computed:
+            found = chosen(table, index, wraps=True)
+        else:
+            found = node(Op.LOOKUP, table, index, arg=None if padding is None else Padding(padding))
         return reshaped(found, (*y._sizes, *found._sizes))
     count = prod(y._sizes)
     if count > MOST_PARTS:
@@ -62,18 +62,10 @@ def lookup(
 
 def _is_computed(table: Tensor) -> bool:
     """Whether a value is of each row, or of constants: it is no table, and computed of none."""
-    builder, known, todo = table._builder, set(), [table._id]
-    if _moved(table).op is Op.LOOKUP:
-        return False
+    builder = table._builder
     if table._value.varies is Varies.ROW:
-        return True
-    while todo:
-        each = builder[todo.pop()]
-        if each.op is Op.INPUT:
-            return False
-        todo += [i for i in each.inputs if i not in known]
-        known |= {*each.inputs}
-    return True
+        return _moved(table).op is not Op.LOOKUP
+    return all([builder[id].op is not Op.INPUT for id in builder.behind(table._id)])
 
 
 def _moved(table: Tensor) -> Node:

@@ -155,10 +155,8 @@ def _no_number(self) -> NoReturn:
 
 def _is_of_length(x: Tensor) -> bool:
     """Whether a value is computed of the length of rows, which differs from call to call."""
-    used = {x._node}
-    for id in range(x._node, -1, -1):
-        used |= set(x._builder[id].inputs) if id in used else set()
-    leaves = {x._builder[id].op for id in used if not x._builder[id].inputs}
+    used = [x._builder[id] for id in x._builder.behind(x._node)]
+    leaves = {each.op for each in used if not each.inputs}
     return Op.LENGTH in leaves and leaves <= {Op.LENGTH, Op.CONST}
 
 
