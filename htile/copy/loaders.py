@@ -178,7 +178,7 @@ class GlobalToRegLoader(Static):
         if not (ctx.config.shifted or (there and ctx.has_words(mX))):
             return ctx.until(end).load_row(mX, there=there)
         fragment = cute.make_rmem_tensor(ctx.vector_shape, mX.element_type)
-        pieces = Pieces(ctx, mX, there=there)
+        pieces = Pieces(ctx, mX, there=there, policy=ctx.policy)
         pieces = PiecesInFlight(ctx, pieces, cute.size(fragment, mode=[2]))
         self.started.append((pieces.load(ctx), fragment))
         return fragment
@@ -392,7 +392,9 @@ class PrefetchedChunks(Static):
         is_shifted = ctx.config.shifted if is_row else ctx.is_shifted_column(mT)
         if not (is_shifted or (there and ctx.has_words(mT))):
             return None
-        return Pieces(ctx, mT if is_row else expand(mT, 0, ctx.shape[0]), there=there)
+        if is_row:
+            return Pieces(ctx, mT, there=there, policy=ctx.policy)
+        return Pieces(ctx, expand(mT, 0, ctx.shape[0]), there=there)
 
     def _load(
         self, k: int | Int32, into: list | None = None

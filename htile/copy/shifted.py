@@ -109,11 +109,11 @@ class Pieces(Static):
 
     row: that of a table which an index chooses; it is there. By default, that of the context.
     there: the first column that is in the row, and the one behind the last; by default all are.
+    policy: how long the L2 cache keeps what is loaded (`vector_copy`).
 
     below: the address of the piece of column 0. shift: bytes from there to that column.
     first, last: the columns of the first and of the last piece, counted from there.
     missing: how many columns lie before the row. ends_early: whether some lie behind it.
-    policy: how long the L2 cache keeps them (`vector_copy`).
     """
 
     def __init__(
@@ -122,7 +122,9 @@ class Pieces(Static):
         mX: cute.Tensor,
         row: Int64 | None = None,
         there: tuple[int, int] | None = None,
+        policy: Int64 | None = None,
     ):
+        self.policy = policy
         self.start = start = RowStart(ctx, mX, row_that_is(ctx) if row is None else row)
         self.below = start.address & -start.size
         self.shift = Int32(start.address) & (start.size - 1)
@@ -132,9 +134,6 @@ class Pieces(Static):
         self.missing = first
         self.first = (first + before) & -ctx.vec_size if first else 0
         self.ends_early = there is not None and end < ctx.shape[1]
-        between = mX.layout.stride[0]  # rows; of a column it is known to be 0
-        is_shared = row is not None or (isinstance(between, int) and between == 0)
-        self.policy = None if is_shared else ctx.policy
 
     def of_vector(self, ctx: RowTile, k: int | Int32, beyond: int = 0) -> cute.Tensor:
         """The first piece of the thread's k-th vector in this context, or one `beyond` it."""
@@ -234,7 +233,7 @@ class RowOnChip(Batches):
         places: cute.Tensor,
         there: tuple[int, int] | None = None,
     ):
-        pieces = Pieces(ctx, mX, there=there)
+        pieces = Pieces(ctx, mX, there=there, policy=ctx.policy)
         self.ctx, self.pieces, self.places = ctx, pieces, as_bytes(places)
         is_fragment = places.memspace == cute.AddressSpace.rmem
         self.for_all(cute.size(ctx.tXcX, mode=[2]), TO_REGISTERS if is_fragment else TO_TILE)

@@ -155,8 +155,9 @@ class RowTile(Columns):
         width = self.num_copy_elems(src.element_type)
         if not (are_neighbours(src) and are_neighbours(dst)):
             width = 1  # the elements of a piece may lie apart
-        how = {"is_async": is_async, "policy": policy, "num_copy_elems": width}
-        vector_copy(src, dst, pred=self.tXpCopy, **how)
+        vector_copy(
+            src, dst, pred=self.tXpCopy, is_async=is_async, policy=policy, num_copy_elems=width
+        )
 
     def load_row(
         self,
@@ -175,7 +176,7 @@ class RowTile(Columns):
         tXgX = self.partition_dest(self.partition_global(mX))
         tXrX = self.make_fragment(tXgX, mX.element_type) if into is None else into
         if self.config.shifted or there:
-            return self.load_shifted(mX, tXrX, there=there)
+            return self.load_shifted(mX, tXrX, there=there, policy=self.policy)
         self.load_direct(tXgX, tXrX, padding)
         return tXrX
 
@@ -185,15 +186,16 @@ class RowTile(Columns):
         tXrX: cute.Tensor,
         row: Int64 | None = None,
         there: tuple[int, int] | None = None,
+        policy: Int64 | None = None,
     ) -> cute.Tensor:
         """Load this thread's part of a row that begins anywhere into a fragment, which is returned.
 
-        row: as for `Pieces`. there: as for `load_row`.
+        row, policy: as for `Pieces`. there: as for `load_row`.
         """
         if there and not self.has_words(mX):
             return load_elements(self, mX, tXrX, there)
-        count = cute.size(self.tXcX, mode=[2])
-        return PiecesInFlight(self, Pieces(self, mX, row, there), count).load(self).into(tXrX)
+        pieces, count = Pieces(self, mX, row, there, policy), cute.size(self.tXcX, mode=[2])
+        return PiecesInFlight(self, pieces, count).load(self).into(tXrX)
 
     def has_words(self, mT: cute.Tensor) -> bool:
         """Whether words of a tensor's vectors can be shifted: of neighbours, in four bytes or more.

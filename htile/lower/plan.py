@@ -445,14 +445,13 @@ class Plan:
         """Of up to how many rows the L2 cache drops first what is loaded; 0 for none at all.
 
         A cache in which lines are dirty has to write them before it takes others. With this, rows
-        take the place of rows that have been read (docs/traps.md). Elements of a rank take so many
-        instructions that these three count more.
+        take the place of rows that have been read (docs/traps.md). Kernels that look for elements
+        of a rank have no policy: they are bound by instructions, and the policy takes three.
         """
         read, written = self.bytes_per_row()
         is_again = self.work.gathered or self.target.broadcast or self.bytes_read_again()
-        if is_again or self.numerics.groups or self.work.chains:
-            return 0
-        if READ_PER_WRITTEN * written > read:
+        is_other = is_again or self.numerics.groups or self.work.chains
+        if is_other or READ_PER_WRITTEN * written > read:
             return 0
         return MOST_EVICTED_FIRST // read
 
